@@ -1,0 +1,5 @@
+"""`python -m lpxtop` is the same as `lpxtop`."""
+
+from lpxtop.cli import main
+
+main()

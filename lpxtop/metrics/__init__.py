@@ -1,0 +1,1 @@
+"""What the numbers mean: definitions, distributions, the fold of events into state, its judgement."""

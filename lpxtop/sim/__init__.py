@@ -1,0 +1,1 @@
+"""A simulated LLM server and GPU, for the demo and for tests with a known truth."""

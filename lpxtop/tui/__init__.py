@@ -1,0 +1,1 @@
+"""The screen. The only package that imports Textual."""
