@@ -1,0 +1,262 @@
+"""A live session: joins the sources, applies each event to the state, hands it to the sinks. Owns every task and the
+order of shutting down. Must not draw, format or know how a source gets its events.
+
+The order in which events pass through here is the session's one order: applied, then written, in it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lpxtop.clock import Clock, session_us
+from lpxtop.events import commands
+from lpxtop.events.records import (
+    KEYFRAME_US,
+    AnyEvent,
+    Control,
+    End,
+    Event,
+    Header,
+    Keyframe,
+    LoadSample,
+    Mark,
+    Phase,
+    Source,
+)
+from lpxtop.events.stream import EventSink, EventSource, merge
+from lpxtop.metrics.state import RunState
+from lpxtop.metrics.summary import summary
+from lpxtop.metrics.view import RecordingView, RunView
+from lpxtop.plan import Plan
+from lpxtop.workers import Fleet
+
+STOP_GRACE_S = 3.0
+"""How long after its drain a load process may take to say goodbye."""
+
+
+class Session:
+    """One run against one endpoint, or a watch without load. Implements `RunControl` for a screen."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        header: Header,
+        state: RunState,
+        clock: Clock,
+        origin_ns: int,
+        fleet: Fleet | None = None,
+        probes: Sequence[EventSource] = (),
+        sinks: Sequence[EventSink] = (),
+        recording: Callable[[], RecordingView] = RecordingView,
+        autostart: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.state = state
+        self.reason = "done"
+        self.summary: dict[str, Any] | None = None
+        self._header, self._clock, self._origin_ns = header, clock, origin_ns
+        self._fleet, self._probes, self._sinks = fleet, list(probes), list(sinks)
+        self._recording = recording
+        self._autostart = autostart
+        self._level = 0
+        self._load_changed = False
+        self._seq = 0
+        self._concurrency, self._rate = plan.load.concurrency, plan.load.rate
+        self._paused = not autostart
+        self._started = False
+        self._running_load = len(fleet.workers) if fleet else 0
+        self._next_keyframe_us = KEYFRAME_US
+        self._stopping: asyncio.Event = asyncio.Event()
+        self._stop_drain_s: float | None = None
+        self._ended: asyncio.Event = asyncio.Event()
+
+    # --- running -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until load is done, or `stop`. Always closes what it opened and computes `summary`."""
+        self._take(self._header)
+        self._emit(Phase(t=self.now_us(), name="ready", level=0, concurrency=self._concurrency, rate=self._rate))
+        stopper = asyncio.create_task(self._stop_when_told())
+        try:
+            if self._fleet:
+                await self._fleet.start()
+                if self._autostart:
+                    self.start()
+            await self._pump()
+        finally:
+            stopper.cancel()
+            await self._shut_down()
+
+    async def _pump(self) -> None:
+        sources = [*(self._fleet.workers if self._fleet else ()), *self._probes]
+        async with contextlib.aclosing(merge(sources)) as events:
+            async for event in events:
+                self._take(self._of_this_session(event))
+                if self._is_over(event):
+                    return
+
+    def _of_this_session(self, event: AnyEvent) -> AnyEvent:
+        """A load process knows when its warm-up ends, not which level the session is at."""
+        if isinstance(event, Phase):
+            return msgspec.structs.replace(
+                event, level=self._level, concurrency=self._concurrency, rate=self._rate
+            )
+        return event
+
+    def _is_over(self, event: AnyEvent) -> bool:
+        if isinstance(event, Source) and event.kind == "load" and event.state in ("left", "failed"):
+            self._running_load -= 1
+            if event.state == "failed":
+                self.reason = "failed"
+        return self._fleet is not None and self._running_load <= 0
+
+    async def _stop_when_told(self) -> None:
+        await self._stopping.wait()
+        if self._fleet is None:
+            await self._close_probes()
+            return
+        drain_s = self.plan.stop.drain_s if self._stop_drain_s is None else self._stop_drain_s
+        self._fleet.send(commands.Stop(drain_s=drain_s))
+        await asyncio.sleep(drain_s + STOP_GRACE_S)
+        await self._fleet.close()
+
+    async def _shut_down(self) -> None:
+        """Load first, then probes, then the recording: nothing measured is lost, nothing is left running."""
+        if self._fleet:
+            await self._fleet.close()
+        await self._close_probes()
+        end = End(t=self.now_us(), seq=self._next_seq(), reason=self.reason)
+        self.state.apply(end)
+        self.summary = summary(self.state)
+        full = msgspec.structs.replace(end, summary=self.summary, verdicts=self.summary.get("verdicts", []))
+        self._to_sinks(full)
+        for sink in self._sinks:
+            await sink.close()
+        self._ended.set()
+
+    async def _close_probes(self) -> None:
+        await asyncio.gather(*(probe.close() for probe in self._probes), return_exceptions=True)
+
+    # --- events ------------------------------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        return session_us(self._clock.monotonic_ns(), self._origin_ns)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq - 1
+
+    def _emit(self, event: Event) -> None:
+        self._take(msgspec.structs.replace(event, seq=self._next_seq()))
+
+    def _take(self, event: AnyEvent) -> None:
+        self.state.apply(event)
+        self._to_sinks(event)
+        if event.t >= self._next_keyframe_us and isinstance(event, LoadSample | Source) or self._probe_only(event):
+            self._write_keyframe(event.t)
+
+    def _probe_only(self, event: AnyEvent) -> bool:
+        return self._fleet is None and event.t >= self._next_keyframe_us
+
+    def _write_keyframe(self, t: int) -> None:
+        """Keyframes go to the recording only: they are the state, not news to it."""
+        self._next_keyframe_us = t - t % KEYFRAME_US + KEYFRAME_US
+        if self._sinks:
+            self._to_sinks(Keyframe(t=t, seq=self._next_seq(), state=self.state.snapshot()))
+
+    def _to_sinks(self, event: AnyEvent) -> None:
+        for sink in self._sinks:
+            sink.event(event)
+
+    # --- RunControl --------------------------------------------------------------------------------------------
+
+    def can(self, what: str) -> bool:
+        return {"load": self._fleet is not None, "mark": True}.get(what, False)
+
+    def view(self) -> RunView:
+        return msgspec.structs.replace(self.state.view(), recording=self._recording())
+
+    def start(self) -> None:
+        """Send load, for the first time or again after a pause."""
+        if self._fleet is None or not (self._paused or not self._started):
+            return
+        self._fleet.send(commands.Resume())
+        if self._started:
+            self._emit(Control(t=self.now_us(), what="resume"))
+        first = not self._started and (self.plan.warmup.requests or self.plan.warmup.duration_s)
+        self._started, self._paused = True, False
+        self._emit_phase("warmup" if first else "measure")
+
+    def pause(self) -> None:
+        if self._fleet is None or self._paused:
+            return
+        self._paused = True
+        self._fleet.send(commands.Pause())
+        self._emit(Control(t=self.now_us(), what="pause"))
+        self._emit_phase("paused")
+
+    def set_concurrency(self, n: int, by: str = "key") -> None:
+        n = max(1, min(n, self.plan.load.max_concurrency))
+        if self._fleet is None or n == self._concurrency:
+            return
+        self._fleet.set_concurrency(n, self.plan.load.ramp_s)
+        self._emit(Control(t=self.now_us(), what="concurrency", before=self._concurrency, after=n, by=by))
+        self._concurrency = n
+        self._new_level()
+
+    def set_rate(self, rate: float, by: str = "key") -> None:
+        if self._fleet is None or rate <= 0 or rate == self._rate:
+            return
+        self._fleet.set_rate(rate)
+        self._emit(Control(t=self.now_us(), what="rate", before=self._rate, after=rate, by=by))
+        self._rate = rate
+        self._new_level()
+
+    def _new_level(self) -> None:
+        self._level += 1
+        self._emit_phase("paused" if self._paused and self._started else "measure" if self._started else "ready")
+
+    def _emit_phase(self, name: str) -> None:
+        self._emit(
+            Phase(t=self.now_us(), name=name, level=self._level, concurrency=self._concurrency, rate=self._rate)
+        )
+
+    def cancel_requests(self) -> None:
+        if self._fleet is not None:
+            self._fleet.send(commands.Cancel())
+            self._emit(Control(t=self.now_us(), what="cancel"))
+
+    def mark(self, text: str) -> None:
+        self._emit(Mark(t=self.now_us(), text=text))
+
+    def set_window(self, seconds: float) -> None:
+        self.state.window_s = seconds
+
+    def play(self) -> None: ...
+
+    def set_speed(self, speed: float) -> None: ...
+
+    def seek(self, t_us: int) -> None: ...
+
+    def step(self, samples: int) -> None: ...
+
+    def follow(self, on: bool) -> None: ...
+
+    async def stop(self, reason: str = "done", drain_s: float | None = None) -> None:
+        """Ask for the end: no new requests, a drain of `drain_s` (the plan's when None), then everything is closed."""
+        if not self._stopping.is_set():
+            self.reason = reason if self.reason == "done" else self.reason
+            self._stop_drain_s = drain_s
+            self._emit(Control(t=self.now_us(), what="stop", by=reason))
+            if self._fleet is not None and self._started:
+                self._emit_phase("drain")
+            self._stopping.set()
+        elif self._fleet is not None and drain_s is not None:
+            self._fleet.send(commands.Stop(drain_s=drain_s))
+
+    async def wait(self) -> None:
+        await self._ended.wait()
