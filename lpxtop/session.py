@@ -6,7 +6,7 @@ The order in which events pass through here is the session's one order: applied,
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ from lpxtop.events.records import (
     Event,
     Header,
     Keyframe,
-    LoadSample,
     Mark,
     Phase,
     Source,
@@ -50,7 +49,7 @@ class Session:
         origin_ns: int,
         fleet: Fleet | None = None,
         probes: Sequence[EventSource] = (),
-        sinks: Sequence[EventSink] = (),
+        open_sinks: Sequence[Callable[[Header], Awaitable[EventSink]]] = (),
         recording: Callable[[], RecordingView] = RecordingView,
         autostart: bool = False,
     ) -> None:
@@ -59,7 +58,8 @@ class Session:
         self.reason = "done"
         self.summary: dict[str, Any] | None = None
         self._header, self._clock, self._origin_ns = header, clock, origin_ns
-        self._fleet, self._probes, self._sinks = fleet, list(probes), list(sinks)
+        self._fleet, self._probes = fleet, list(probes)
+        self._open_sinks, self._sinks = open_sinks, list[EventSink]()
         self._recording = recording
         self._autostart = autostart
         self._level = 0
@@ -77,8 +77,13 @@ class Session:
     # --- running -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until load is done, or `stop`. Always closes what it opened and computes `summary`."""
-        self._take(self._header)
+        """Run until load is done, or `stop`. Always closes what it opened and computes `summary`.
+
+        A sink that cannot be opened (it is handed the header first) ends the session before any load is sent.
+        """
+        for open_sink in self._open_sinks:
+            self._sinks.append(await open_sink(self._header))
+        self.state.apply(self._header)
         self._emit(Phase(t=self.now_us(), name="ready", level=0, concurrency=self._concurrency, rate=self._rate))
         stopper = asyncio.create_task(self._stop_when_told())
         try:
@@ -102,9 +107,7 @@ class Session:
     def _of_this_session(self, event: AnyEvent) -> AnyEvent:
         """A load process knows when its warm-up ends, not which level the session is at."""
         if isinstance(event, Phase):
-            return msgspec.structs.replace(
-                event, level=self._level, concurrency=self._concurrency, rate=self._rate
-            )
+            return msgspec.structs.replace(event, level=self._level, concurrency=self._concurrency, rate=self._rate)
         return event
 
     def _is_over(self, event: AnyEvent) -> bool:
@@ -156,11 +159,8 @@ class Session:
     def _take(self, event: AnyEvent) -> None:
         self.state.apply(event)
         self._to_sinks(event)
-        if event.t >= self._next_keyframe_us and isinstance(event, LoadSample | Source) or self._probe_only(event):
+        if event.t >= self._next_keyframe_us:
             self._write_keyframe(event.t)
-
-    def _probe_only(self, event: AnyEvent) -> bool:
-        return self._fleet is None and event.t >= self._next_keyframe_us
 
     def _write_keyframe(self, t: int) -> None:
         """Keyframes go to the recording only: they are the state, not news to it."""
@@ -221,9 +221,7 @@ class Session:
         self._emit_phase("paused" if self._paused and self._started else "measure" if self._started else "ready")
 
     def _emit_phase(self, name: str) -> None:
-        self._emit(
-            Phase(t=self.now_us(), name=name, level=self._level, concurrency=self._concurrency, rate=self._rate)
-        )
+        self._emit(Phase(t=self.now_us(), name=name, level=self._level, concurrency=self._concurrency, rate=self._rate))
 
     def cancel_requests(self) -> None:
         if self._fleet is not None:

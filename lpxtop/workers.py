@@ -5,7 +5,6 @@ A process that dies is an event (`source`, state failed) with the last line it w
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from collections import deque
@@ -28,8 +27,9 @@ def share(total: int, worker: int, workers: int) -> int:
 class LocalWorker:
     """One load process on this machine. Iterate it once, after `start`."""
 
-    def __init__(self, start: commands.Start, clock: Clock) -> None:
+    def __init__(self, start: commands.Start, clock: Clock, environment: dict[str, str]) -> None:
         self.name = start.src
+        self._environment = environment
         self._start = start
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
@@ -43,7 +43,7 @@ class LocalWorker:
             sys.executable, "-m", "lpxtop.load.worker",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C at the terminal goes to the parent alone, which decides
-            env=_environment(),
+            env=self._environment,
         )  # fmt: skip
         self._stderr_task = asyncio.create_task(self._read_stderr())
         self.send(self._start)
@@ -57,7 +57,8 @@ class LocalWorker:
             process.stdin.write(commands.encode(command))
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         rest = b""
         while data := await self._process.stdout.read(READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -88,7 +89,8 @@ class LocalWorker:
         return Source(t=now, src=self.name, kind="load", state="failed", text=text)
 
     async def _read_stderr(self) -> None:
-        assert self._process is not None and self._process.stderr is not None
+        assert self._process is not None
+        assert self._process.stderr is not None
         with contextlib.suppress(ValueError):  # a line beyond the reader's limit
             async for line in self._process.stderr:
                 self._stderr.append(line.decode(errors="replace").rstrip())
@@ -118,7 +120,14 @@ class Fleet:
     """All load processes of a run behind one slider; whatever their number, their shares sum to the target."""
 
     def __init__(
-        self, plan: Plan, negotiated: Negotiated, secrets: Secrets, *, origin_ns: int, clock: Clock
+        self,
+        plan: Plan,
+        negotiated: Negotiated,
+        secrets: Secrets,
+        *,
+        origin_ns: int,
+        clock: Clock,
+        environment: dict[str, str],
     ) -> None:
         count = max(1, plan.workers)
         self.workers = [
@@ -128,6 +137,7 @@ class Fleet:
                     src=f"load{index}", worker=index, workers=count,
                 ),
                 clock,
+                environment,
             )
             for index in range(count)
         ]  # fmt: skip
@@ -151,8 +161,3 @@ class Fleet:
 
     async def close(self) -> None:
         await asyncio.gather(*(worker.close() for worker in self.workers))
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment without anything that looks like a key: the worker gets its key on stdin."""
-    return {name: value for name, value in os.environ.items() if not name.upper().endswith(("_KEY", "_TOKEN"))}

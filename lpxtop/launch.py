@@ -1,0 +1,414 @@
+"""Builds a live session from a plan and runs it, with the screen or without: the composition behind the commands.
+
+Must not parse flags (cli does) or decide what numbers mean.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import signal
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lpxtop import __version__, format
+from lpxtop.clock import Clock, SystemClock
+from lpxtop.config import Environment, is_loopback
+from lpxtop.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TARGET, LpxtopError, TargetError, UsageError
+from lpxtop.events.records import SCHEMA, Header
+from lpxtop.events.stream import EventSink, EventSource
+from lpxtop.load.negotiate import PreFlight, preflight
+from lpxtop.metrics.state import RunState
+from lpxtop.metrics.view import RecordingView, RunView
+from lpxtop.plan import Negotiated, Plan, Secrets
+from lpxtop.recording.writer import LineSink, RecordingWriter, default_path
+from lpxtop.session import Session
+from lpxtop.workers import Fleet
+
+PROGRESS_TTY_S = 0.5
+PROGRESS_PLAIN_S = 5.0
+INTERRUPT_DRAIN_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go. `json` and `out` may be "-" for stdout, never both. `record` None means a fresh default path."""
+
+    json: str | None = None
+    out: str | None = None
+    record: Path | None = None
+    no_record: bool = False
+
+    def check(self) -> None:
+        if self.json == "-" and self.out == "-":
+            raise UsageError("--json - and --out - both want stdout", "send one of them to a file")
+
+    @property
+    def stdout_taken(self) -> bool:
+        return "-" in (self.json, self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How the live screen looks; ignored when headless."""
+
+    theme: str | None = None
+    color: str = "auto"
+    glyphs: str = "auto"
+    fps: int = 4
+    mouse: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Everything a live command decided."""
+
+    plan: Plan
+    secrets: Secrets
+    environment: Environment
+    outputs: Outputs
+    screen: Screen = Screen()
+    headless: bool = False
+    start: bool = False
+    yes: bool = False
+    kind: str = "run"
+    simulated: bool = False
+    gpu: str = "nvml"
+    metrics_url: str | None = None
+    command: Sequence[str] = ()
+    clock: Clock = field(default_factory=SystemClock)
+
+
+# --- pre-flight and header -----------------------------------------------------------------------------------------
+
+
+def check_target(launch: Launch) -> tuple[Plan, PreFlight]:
+    """The plan with the model filled in, and what the endpoint accepts. Raises TargetError.
+
+    Waits for a server that is still loading, with a countdown on stderr.
+    """
+
+    def on_wait(text: str) -> None:
+        print(f"\r{format.clean(text)}", end="", file=sys.stderr, flush=True)
+
+    found = asyncio.run(preflight(launch.plan, launch.secrets, on_wait=on_wait))
+    target = msgspec.structs.replace(launch.plan.target, model=found.model)
+    return msgspec.structs.replace(launch.plan, target=target), found
+
+
+def confirm_busy(launch: Launch, busy: int | None) -> None:
+    """Ask before loading a server that already works for somebody. Raises TargetError when the answer is no."""
+    if not busy or launch.yes or launch.kind == "demo":
+        return
+    text = f"the server already has {busy} request{'s' if busy > 1 else ''} running or waiting"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise TargetError(text, "add --yes to send load all the same")
+    print(f"lpxtop: {text}. Send load all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise TargetError("no load was sent", "lpxtop watch looks at a busy server without adding to it")
+
+
+def make_header(launch: Launch, plan: Plan, found: PreFlight | None, origin_ns: int) -> Header:
+    """The first event: the reproducible descriptor, without anything secret."""
+    negotiated = found.negotiated if found else Negotiated()
+    target = msgspec.to_builtins(plan.target) | {
+        "server": " ".join(part for part in (negotiated.server_kind, negotiated.server_version) if part) or None
+    }
+    return Header(
+        t=0,
+        schema=SCHEMA,
+        session=uuid.uuid4().hex,
+        wall_ns=launch.clock.wall_ns() - (launch.clock.monotonic_ns() - origin_ns),
+        mono_ns=origin_ns,
+        lpxtop=__version__,
+        kind=launch.kind,
+        host=_host(),
+        target=target,
+        plan=msgspec.to_builtins(plan),
+        negotiated=msgspec.to_builtins(negotiated),
+        prompts=found.prompts if found else {},
+        slo=list(plan.slo),
+        tags=plan.tags,
+        simulated=launch.simulated,
+        command=list(launch.command),
+    )
+
+
+def _host() -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "os": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+# --- sources and sinks ---------------------------------------------------------------------------------------------
+
+
+def make_probes(launch: Launch, plan: Plan, origin_ns: int) -> list[EventSource]:
+    """The GPU and the server's metrics. A GPU on this host may not be the endpoint's; the panel says whose it is."""
+    probes: list[EventSource] = []
+    base = plan.target.url.removesuffix("/v1")
+    if launch.simulated:
+        from lpxtop.sim.gpu import SimGpuSource
+
+        probes.append(SimGpuSource(base, origin_ns))
+    elif launch.gpu != "off":
+        from lpxtop.probes.gpu import GpuSource
+
+        probes.append(GpuSource(origin_ns, select=launch.gpu))
+    if launch.metrics_url != "off":
+        from lpxtop.probes.server import ServerMetricsSource
+
+        probes.append(
+            ServerMetricsSource(
+                plan.target.url, origin_ns, metrics_url=launch.metrics_url, api_key=launch.secrets.api_key
+            )
+        )
+    return probes
+
+
+class Recorder:
+    """Opens the sinks a launch asks for, header first, and knows the recording's state for the screen."""
+
+    def __init__(self, launch: Launch, model: str | None) -> None:
+        self._launch, self._model = launch, model
+        self._writer: RecordingWriter | None = None
+
+    def opens(self) -> list[Callable[[Header], Awaitable[EventSink]]]:
+        wanted: list[Callable[[Header], Awaitable[EventSink]]] = []
+        if not self._launch.outputs.no_record:
+            wanted.append(self._open_recording)
+        if self._launch.outputs.out is not None:
+            wanted.append(self._open_lines)
+        return wanted
+
+    def path(self) -> Path:
+        outputs = self._launch.outputs
+        if outputs.record is not None:
+            return outputs.record
+        directory = self._launch.environment.state_directory() / "recordings"
+        return default_path(directory, self._launch.clock.wall_ns(), self._model or self._launch.kind)
+
+    async def _open_recording(self, header: Header) -> EventSink:
+        self._writer = await RecordingWriter.create(self.path(), header)
+        return self._writer
+
+    async def _open_lines(self, header: Header) -> EventSink:
+        out = self._launch.outputs.out
+        descriptor = (
+            sys.stdout.fileno()
+            if out == "-"
+            else os.open(str(out), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        )
+        sink = LineSink(descriptor)
+        sink.event(header)
+        return sink
+
+    def view(self) -> RecordingView:
+        if self._writer is None:
+            return RecordingView()
+        state, path, size, error = self._writer.status()
+        return RecordingView(state=state, path=str(path), bytes=size, error=error)
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a live command ends with."""
+
+    summary: dict[str, Any]
+    exit_code: int
+    recording: RecordingView
+
+
+def run(launch: Launch) -> Outcome:
+    """Check the endpoint, run the session with or without a screen, and return what it measured."""
+    launch.outputs.check()
+    _check_output_paths(launch.outputs)
+    plan, found = check_target(launch)
+    confirm_busy(launch, found.busy)
+    origin_ns = launch.clock.monotonic_ns()
+    header = make_header(launch, plan, found, origin_ns)
+    recorder = Recorder(launch, plan.target.model)
+    session = Session(
+        plan=plan,
+        header=header,
+        state=RunState(exact=True),
+        clock=launch.clock,
+        origin_ns=origin_ns,
+        fleet=Fleet(
+            plan, found.negotiated, launch.secrets,
+            origin_ns=origin_ns, clock=launch.clock, environment=launch.environment.without_keys(),
+        ),
+        probes=make_probes(launch, plan, origin_ns),
+        open_sinks=recorder.opens(),
+        recording=recorder.view,
+        autostart=launch.headless or launch.start,
+    )  # fmt: skip
+    return _finish(launch, session, recorder)
+
+
+def watch(launch: Launch) -> Outcome:
+    """Probes alone, no load."""
+    launch.outputs.check()
+    _check_output_paths(launch.outputs)
+    origin_ns = launch.clock.monotonic_ns()
+    recorder = Recorder(launch, None)
+    session = Session(
+        plan=launch.plan,
+        header=make_header(launch, launch.plan, None, origin_ns),
+        state=RunState(exact=True),
+        clock=launch.clock,
+        origin_ns=origin_ns,
+        probes=make_probes(launch, launch.plan, origin_ns),
+        open_sinks=recorder.opens(),
+        recording=recorder.view,
+    )
+    return _finish(launch, session, recorder)
+
+
+def _check_output_paths(outputs: Outputs) -> None:
+    """Refuse before any load what would only fail after it."""
+    for flag, path in (("--json", outputs.json), ("--out", outputs.out), ("--record", outputs.record)):
+        if path is None or str(path) == "-":
+            continue
+        directory = Path(path).parent
+        if not directory.is_dir():
+            raise UsageError(f"{flag} {path}: the directory {directory} does not exist", f"mkdir -p {directory}")
+        if flag != "--json" and Path(path).exists():
+            raise UsageError(f"{flag} {path} exists", "lpxtop never overwrites a recording; choose another name")
+
+
+def _finish(launch: Launch, session: Session, recorder: Recorder) -> Outcome:
+    if launch.headless:
+        code = asyncio.run(_headless(launch, session))
+    else:
+        code = _on_screen(launch, session)
+    if session.summary is None:
+        raise LpxtopError("the session ended before it began")
+    return Outcome(summary=session.summary, exit_code=code or _exit_code(session), recording=recorder.view())
+
+
+def _exit_code(session: Session) -> int:
+    """3 when nothing asked of the target succeeded; a run in which nothing was asked is no failure."""
+    if session.reason == "interrupted":
+        return EXIT_INTERRUPTED
+    requests = (session.summary or {}).get("requests", {})
+    nothing_worked = requests.get("sent") and not requests.get("ok") and requests.get("failed")
+    return EXIT_TARGET if nothing_worked or session.reason == "failed" else EXIT_OK
+
+
+def _on_screen(launch: Launch, session: Session) -> int:
+    from lpxtop.tui.app import run_app
+
+    screen = launch.screen
+    return run_app(
+        session,
+        title=f"lpxtop {__version__}",
+        theme=screen.theme,
+        color=screen.color,
+        glyphs=screen.glyphs,
+        fps=screen.fps,
+        mouse=screen.mouse,
+        user_themes=launch.environment.config_directory() / "themes",
+        start=False,
+        session=session.run,
+    )
+
+
+async def _headless(launch: Launch, session: Session) -> int:
+    """Run with a progress line on stderr. The first Ctrl-C drains briefly, the second cuts."""
+    loop = asyncio.get_running_loop()
+    code = 0
+    tasks: set[asyncio.Task[None]] = set()
+
+    def on_signal(number: int) -> None:
+        nonlocal code
+        drain_s = INTERRUPT_DRAIN_S if not code else 0.0
+        code = EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
+        task = asyncio.ensure_future(session.stop("interrupted", drain_s=drain_s))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    with _signals(loop, on_signal):
+        progress = asyncio.create_task(_progress(session))
+        try:
+            await session.run()
+        finally:
+            progress.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await progress
+    return code
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, handler: Callable[[int], None]) -> Iterator[None]:
+    wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    added: list[int] = []
+    try:
+        for number in wanted:
+            with contextlib.suppress(NotImplementedError):  # Windows' loops: Ctrl-C stays KeyboardInterrupt
+                loop.add_signal_handler(number, handler, number)
+                added.append(number)
+        yield
+    finally:
+        for number in added:
+            loop.remove_signal_handler(number)
+
+
+async def _progress(session: Session) -> None:
+    """One line that rewrites itself on a terminal; a plain line now and then elsewhere."""
+    tty = sys.stderr.isatty()
+    try:
+        while True:
+            await asyncio.sleep(PROGRESS_TTY_S if tty else PROGRESS_PLAIN_S)
+            line = progress_line(session.view())
+            print(
+                f"\r\x1b[K{line[: _columns()]}" if tty else line, end="" if tty else "\n", file=sys.stderr, flush=True
+            )
+    finally:
+        if tty:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+    except OSError:
+        return 79
+
+
+def progress_line(view: RunView) -> str:
+    """The run in one line of at most about 110 columns; every figure of the last window."""
+    load, window = view.load, view.window
+    failed = sum(number for outcome, number in load.done.items() if outcome not in ("ok", "cut", "cancelled"))
+    parts = [
+        format.clock_time(view.t),
+        view.phase,
+        f"in flight {load.in_flight}/{format.count(load.target)}",
+        f"ok {format.count(load.done.get('ok', 0))}",
+        f"failed {format.count(failed)}",
+        f"out {format.with_unit(window.output_tokens_per_s, 'tok/s')}",
+        f"ttft p50 {format.latency(window.ttft.p50)}",
+        f"itl p50 {format.latency(window.itl.p50)}",
+        f"(last {window.window_s:.0f} s)",
+    ]
+    return "  ".join(parts)
+
+
+def local_gpus_serve(url: str) -> bool:
+    """Whether this host's GPUs can be the endpoint's: only when it is reached over loopback."""
+    from urllib.parse import urlsplit
+
+    return is_loopback(urlsplit(url).hostname or "")
