@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from lpxtop import __version__, format
 from lpxtop.clock import Clock, SystemClock
-from lpxtop.config import Environment, is_loopback
+from lpxtop.config import Environment
 from lpxtop.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TARGET, LpxtopError, TargetError, UsageError
 from lpxtop.events.records import SCHEMA, Header
 from lpxtop.events.stream import EventSink, EventSource
@@ -38,7 +39,7 @@ INTERRUPT_DRAIN_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where results go. `json` and `out` may be "-" for stdout, never both. `record` None means a fresh default path."""
+    """Where results go. `json` and `out` may be "-" for stdout, never both. `record` None: a fresh default path."""
 
     json: str | None = None
     out: str | None = None
@@ -95,7 +96,7 @@ def check_target(launch: Launch) -> tuple[Plan, PreFlight]:
     """
 
     def on_wait(text: str) -> None:
-        print(f"\r{format.clean(text)}", end="", file=sys.stderr, flush=True)
+        click.echo(f"\r{format.clean(text)}", err=True, nl=False)
 
     found = asyncio.run(preflight(launch.plan, launch.secrets, on_wait=on_wait))
     target = msgspec.structs.replace(launch.plan.target, model=found.model)
@@ -109,7 +110,7 @@ def confirm_busy(launch: Launch, busy: int | None) -> None:
     text = f"the server already has {busy} request{'s' if busy > 1 else ''} running or waiting"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise TargetError(text, "add --yes to send load all the same")
-    print(f"lpxtop: {text}. Send load all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    click.echo(f"lpxtop: {text}. Send load all the same? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise TargetError("no load was sent", "lpxtop watch looks at a busy server without adding to it")
 
@@ -291,10 +292,7 @@ def _check_output_paths(outputs: Outputs) -> None:
 
 
 def _finish(launch: Launch, session: Session, recorder: Recorder) -> Outcome:
-    if launch.headless:
-        code = asyncio.run(_headless(launch, session))
-    else:
-        code = _on_screen(launch, session)
+    code = asyncio.run(_headless(session)) if launch.headless else _on_screen(launch, session)
     if session.summary is None:
         raise LpxtopError("the session ended before it began")
     return Outcome(summary=session.summary, exit_code=code or _exit_code(session), recording=recorder.view())
@@ -327,7 +325,7 @@ def _on_screen(launch: Launch, session: Session) -> int:
     )
 
 
-async def _headless(launch: Launch, session: Session) -> int:
+async def _headless(session: Session) -> int:
     """Run with a progress line on stderr. The first Ctrl-C drains briefly, the second cuts."""
     loop = asyncio.get_running_loop()
     code = 0
@@ -374,12 +372,10 @@ async def _progress(session: Session) -> None:
         while True:
             await asyncio.sleep(PROGRESS_TTY_S if tty else PROGRESS_PLAIN_S)
             line = progress_line(session.view())
-            print(
-                f"\r\x1b[K{line[: _columns()]}" if tty else line, end="" if tty else "\n", file=sys.stderr, flush=True
-            )
+            click.echo(f"\r\x1b[K{line[: _columns()]}" if tty else line, err=True, nl=not tty)
     finally:
         if tty:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def _columns() -> int:
@@ -405,10 +401,3 @@ def progress_line(view: RunView) -> str:
         f"(last {window.window_s:.0f} s)",
     ]
     return "  ".join(parts)
-
-
-def local_gpus_serve(url: str) -> bool:
-    """Whether this host's GPUs can be the endpoint's: only when it is reached over loopback."""
-    from urllib.parse import urlsplit
-
-    return is_loopback(urlsplit(url).hostname or "")

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+
 from lpxtop import __version__, format
 from lpxtop.clock import SystemClock
 from lpxtop.config import Environment
@@ -23,7 +25,7 @@ def fold(path: str) -> dict[str, Any]:
     for event in recording:
         state.apply(event)
     for problem in recording.problems:
-        print(f"lpxtop: {path}: {problem}", file=sys.stderr)
+        click.echo(f"lpxtop: {path}: {problem}", err=True)
     return summary(state)
 
 
@@ -33,10 +35,12 @@ def choose(environment: Environment) -> str:
     if not entries:
         raise RecordingError("there are no recordings yet", "make one: lpxtop demo")
     for number, entry in enumerate(entries, 1):
-        print(f"{number:3d}  {format.clean(entry.title, 60):60s}  {format.bytes_iec(entry.bytes):>7s}  {entry.path}")
+        click.echo(
+            f"{number:3d}  {format.clean(entry.title, 60):60s}  {format.bytes_iec(entry.bytes):>7s}  {entry.path}"
+        )
     if not sys.stdin.isatty():
         raise UsageError("which recording?", "lpxtop replay FILE, with a path from the list above")
-    print("number: ", end="", flush=True)
+    click.echo("number: ", nl=False)
     answer = sys.stdin.readline().strip()
     if not answer.isdigit() or not 1 <= int(answer) <= len(entries):
         raise UsageError(f"{format.clean(answer, 20)!r} is not a number of the list")
