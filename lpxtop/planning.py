@@ -25,9 +25,7 @@ def make_plan(target: Target, settings: dict[str, Any]) -> Plan:
         stop=Stop(**_renamed(settings, requests="requests", duration_s="duration")),
         warmup=_warmup(settings),
         limits=Limits(
-            **_renamed(  # noqa: S106 - a token here is a piece of text
-                settings, connect_s="connect_timeout", first_token_s="first_token_timeout", total_s="timeout"
-            )
+            **_renamed(settings, connect_s="connect_timeout", first_token_s="first_token_timeout", total_s="timeout")
         ),
         network=Network(**_renamed(settings, cacert="cacert", insecure="insecure", proxy="proxy")),
         slo=tuple(term.strip() for text in settings.get("slo", ()) for term in text.split(",") if term.strip()),
