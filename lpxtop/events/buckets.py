@@ -18,9 +18,9 @@ def bucket(value: float) -> int:
 
 def value(index: int) -> float:
     """The value that stands for a bucket: the geometric middle of its edges."""
-    return _ROOT * GAMMA**index
+    return _ROOT * float(GAMMA**index)
 
 
 def low_edge(index: int) -> float:
     """The smallest value of a bucket."""
-    return GAMMA**index
+    return float(GAMMA**index)
