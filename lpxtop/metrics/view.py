@@ -65,6 +65,7 @@ class LevelView(_Record, frozen=True, kw_only=True):
     from_us: int = 0
     to_us: int | None = None
     settled: bool = False
+    steady: bool | None = None  # None: too short to tell
     excluded: int = 0
     requests: int = 0
     failed: int = 0
@@ -98,7 +99,9 @@ class LoadView(_Record, frozen=True, kw_only=True):
 class Series(_Record, frozen=True, kw_only=True):
     """One value per 1 s slot, oldest first; the last slot may still fill. `start_us` is the first slot's begin.
 
-    None where there was nothing to measure. All columns have the same length.
+    None where there was nothing to measure. All columns have the same length. Percentiles are nearest rank of that
+    second's samples, however few: a p99 of 20 gaps is their longest. `chunks_per_s` is for when tokens per chunk are
+    not known and `output_tokens_per_s` is None.
     """
 
     start_us: int = 0
@@ -109,6 +112,7 @@ class Series(_Record, frozen=True, kw_only=True):
     ttft_p95_ms: tuple[float | None, ...] = ()
     output_tokens_per_s: tuple[float | None, ...] = ()
     in_flight: tuple[float | None, ...] = ()
+    chunks_per_s: tuple[float | None, ...] = ()
     requests_per_s: tuple[float | None, ...] = ()
     failed: tuple[int, ...] = ()
     gpu_utilization_percent: tuple[float | None, ...] = ()  # mean over GPUs

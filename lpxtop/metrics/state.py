@@ -1,0 +1,427 @@
+"""The state of a run as a fold of its events: the one writer of everything that screens and summaries show.
+
+`apply` reads no clock: time moves only through events, so live, replayed and offline folds of the same events give
+the same numbers. `view()` makes the frozen record of a frame; `snapshot()`/`restore` carry the screen's part through
+a keyframe. Exact counts, which only the summary needs, are kept when `exact` is True.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lpxtop.errors import RecordingError, UsageError
+from lpxtop.events.buckets import bucket
+from lpxtop.events.records import (
+    TICK_US,
+    AnyEvent,
+    Arrivals,
+    Control,
+    End,
+    Finished,
+    Gpu,
+    Header,
+    Keyframe,
+    LoadSample,
+    Mark,
+    Phase,
+    Request,
+    Server,
+    ServerChanged,
+    Source,
+    Unknown,
+)
+from lpxtop.metrics import definitions, screen, slo
+from lpxtop.metrics.arrivals import Cell, into_cells
+from lpxtop.metrics.client import ClientTotals, LoadSources
+from lpxtop.metrics.counts import RequestCounts
+from lpxtop.metrics.distribution import add, count_all, tick_bucket
+from lpxtop.metrics.eventlog import EventLog
+from lpxtop.metrics.exact import Exact
+from lpxtop.metrics.gpus import GpuSource
+from lpxtop.metrics.levels import Timeline
+from lpxtop.metrics.servers import ServerSource
+from lpxtop.metrics.slots import KEPT, SLOT_US, Ring, Slot
+from lpxtop.metrics.streams import Stream, Streams
+from lpxtop.metrics.view import RunView
+
+_KEYFRAME_VERSION = 1
+_DEFAULT_SETTLE_S = 2.0
+
+
+class RunState:
+    """Everything known of one run. Only `apply` changes it; `window_s` may be set at any time (1 to 300)."""
+
+    def __init__(self, exact: bool = True, window_s: float = 30.0) -> None:
+        self.window_s = window_s
+        self.exact = Exact() if exact else None
+        self.client_totals = ClientTotals() if exact else None
+        self.header: Header | None = None
+        self.slo: tuple[slo.Term, ...] = ()
+        self.t = 0
+        self.reason: str | None = None
+        self.target: int | None = None
+        self.rate: float | None = None
+        self.unknown_events = self.late_events = 0
+        self.gpu_note: str | None = None
+        self.ring = Ring()
+        self.timeline = Timeline(round(_DEFAULT_SETTLE_S * 1e6))
+        self.streams = Streams()
+        self.counts = RequestCounts()
+        self.log = EventLog()
+        self.load = LoadSources()
+        self.gpus: dict[str, GpuSource] = {}
+        self.servers: dict[str, ServerSource] = {}
+        self._second = 0
+        self._folds: dict[type, Callable[[Any], None]] = {
+            Header: self._header, Source: self._source, Phase: self._phase, Control: self._control,
+            Request: self._request, Arrivals: self._arrivals, Finished: self._finished, LoadSample: self._load_sample,
+            Gpu: self._gpu, Server: self._server, Mark: self.log.mark, ServerChanged: self.log.server_changed,
+            End: self._end,
+        }  # fmt: skip
+
+    # --- the fold -------------------------------------------------------------------------------------------------
+
+    def apply(self, event: AnyEvent) -> None:
+        """Fold one event. Keyframes are the state's own picture and change nothing; unknown kinds are counted."""
+        if type(event) is Keyframe:
+            return
+        if event.src != "session" and self.load.number(event.src, event.seq):
+            self.streams.hole(event.src)
+        if isinstance(event, Unknown):
+            self.unknown_events += 1
+            return
+        self._advance(event.t)
+        fold = self._folds.get(type(event))
+        if fold is not None:
+            fold(event)
+
+    def _advance(self, t: int) -> None:
+        """Time moves on with the newest event; a late one moves nothing."""
+        if t <= self.t:
+            return
+        self.t = t
+        second = t // SLOT_US
+        if second == self._second:
+            return
+        self._second = second
+        self.ring.touch(second)
+        self.timeline.forget(t - KEPT * SLOT_US)
+        for level in self.timeline.to_freeze(t):
+            level.freeze(t, self.counts.trusted, screen.steady(self, level.index))
+
+    def _header(self, event: Header) -> None:
+        self.header = event
+        plan = event.plan
+        load = plan.get("load", {})
+        self.slo = _terms(event.slo)
+        self.timeline.settle_us = round(plan.get("settle_s", _DEFAULT_SETTLE_S) * 1e6)
+        self.target, self.rate = load.get("concurrency"), load.get("rate")
+
+    def _source(self, event: Source) -> None:
+        self.log.source(event)
+        if event.kind == "load":
+            self.load.source(event)
+        elif event.kind == "gpu":
+            self._gpu_source(event.src).source(event)
+            if event.state in ("failed", "unavailable"):
+                self.gpu_note = event.text or f"GPU source {event.state}"
+            elif event.state == "joined":
+                self.gpu_note = event.text
+
+    def _phase(self, event: Phase) -> None:
+        self.timeline.apply(event)
+        if event.concurrency is not None:
+            self.target = event.concurrency
+        if event.rate is not None:
+            self.rate = event.rate
+
+    def _control(self, event: Control) -> None:
+        self.log.control(event)
+        if event.after is not None and event.what == "concurrency":
+            self.target = round(event.after)
+        elif event.after is not None and event.what == "rate":
+            self.rate = event.after
+
+    def _end(self, event: End) -> None:
+        self.timeline.finish(event.t)
+        self.reason = event.reason
+        self.log.add(event.t, "info", f"end: {event.reason}")
+
+    # --- requests and tokens --------------------------------------------------------------------------------------
+
+    def _slot(self, t: int) -> Slot | None:
+        """The slot that owns `t`; None, and counted, when it is too old; None when it lies in the future."""
+        second = t // SLOT_US
+        if second > self._second + 1:
+            return None
+        slot = self.ring.at(second)
+        if slot is None:
+            self.late_events += 1
+        return slot
+
+    def _cell(self, t: int) -> Cell:
+        second = t // SLOT_US
+        part, until = self.timeline.at(t)
+        lo, hi = second * SLOT_US, (second + 1) * SLOT_US
+        return Cell(max(lo, part.start), min(hi, until), self._slot(t), part)
+
+    def _request(self, event: Request) -> None:
+        stream, new = self.streams.request(event)
+        if stream.sent is not None and stream.part is None:
+            stream.part = self.timeline.at(stream.sent)[0]
+            self.timeline.opened(stream.part, 1)
+            self.counts.sent += not stream.warmup
+        if not new:
+            return
+        if stream.warmup:
+            self.counts.warmup_due += 1
+            return
+        self._due(event.due)
+
+    def _due(self, due: int) -> None:
+        self.counts.due_at(due)
+        if (slot := self._slot(due)) is not None:
+            slot.due += 1
+
+    def _arrivals(self, event: Arrivals) -> None:
+        self.load.heard(event)
+        for cell in into_cells(event, self.streams, self._cell):
+            self._fold_cell(cell)
+
+    def _fold_cell(self, cell: Cell) -> None:
+        """What arrived in one second and one part: to the slot, to the level, to the exact counts."""
+        places: list[Any] = [] if cell.slot is None else [cell.slot]
+        level = self.timeline.steady_level(cell.part)
+        if level is not None:
+            places.append(level)
+        counted: dict[int, int] = {}
+        count_all(counted, map(tick_bucket, cell.gaps))
+        if places:
+            for place in places:
+                _merge(place.icl, counted)
+                for gap, tokens in cell.shared:
+                    us = gap * TICK_US
+                    add(place.split, bucket(us), -1)
+                    add(place.split, bucket(us / tokens), tokens)
+        if self.exact is not None:
+            figures = self.exact.of_part(cell.part)
+            figures.arrivals(cell.gaps, cell.shared)
+            places.append(figures)
+        for place in places:
+            place.chunks += cell.chunks
+            place.extra += cell.extra
+            place.unknown += cell.unknown
+        self.counts.unknown_chunks += cell.unknown
+        if cell.slot is not None:
+            for stream in cell.started:
+                _started(cell.slot, stream)
+
+    def _finished(self, event: Finished) -> None:
+        stream = self.streams.finished(event)
+        if stream is not None and stream.part is not None:
+            self.timeline.opened(stream.part, -1)
+        if event.warmup:
+            self.counts.warmup_ended += 1
+            return
+        part = stream.part if stream is not None else None
+        if stream is None:
+            self._due(event.due)
+        if part is None and event.sent is not None:
+            part = self.timeline.at(event.sent)[0]
+            self.counts.sent += 1
+        end = event.t if event.sent is None or event.end_us is None else event.sent + event.end_us
+        streamed = not is_buffered(event, stream)
+        good = bool(self.slo) and streamed and slo.meets(self.slo, event)
+        self.counts.finished(event, end, streamed, good)
+        route = self.timeline.route(part, end)
+        self.timeline.finished(event, route, streamed)
+        if self.exact is not None:
+            self.exact.finished(event, route, self.timeline.at(end)[0], streamed, good)
+        self._input(event, stream, end)
+        self._unstreamed(event, stream, end)
+        if definitions.failed(event):
+            self.log.failure(end, event)
+        if (slot := self._slot(end)) is not None:
+            _ended(slot, event, end, streamed, good)
+
+    def _input(self, event: Finished, stream: Stream | None, end: int) -> None:
+        """Prompt tokens count when the first token shows that the prompt was processed; what was expected then is
+        corrected to what the server counted."""
+        if event.input_tokens is None:
+            return
+        at = end if event.sent is None or event.first_token_us is None else event.sent + event.first_token_us
+        if self.exact is not None:
+            self.exact.of_part(self.timeline.at(at)[0]).input_tokens += event.input_tokens
+        expected = stream.prompt_tokens if stream is not None and stream.first is not None else None
+        if (slot := self._slot(at)) is not None:
+            slot.input_tokens += event.input_tokens - (0 if expected is None else expected)
+
+    def _unstreamed(self, event: Finished, stream: Stream | None, end: int) -> None:
+        """The tokens of an answer that did not stream arrive with its end."""
+        seen = event.chunks if stream is None else max(event.chunks, stream.chunks)
+        if seen or not event.output_tokens or event.outcome not in definitions.ANSWERED:
+            return
+        cell = self._cell(end)
+        cell.extra = event.output_tokens
+        self._fold_cell(cell)
+
+    # --- load processes, GPUs, servers ----------------------------------------------------------------------------
+
+    def measuring(self, t: int) -> bool:
+        """Whether `t` belongs to the measurement; a session without load phases is one from begin to end."""
+        if self.timeline.first_measure is None:
+            return self.timeline.phase == "ready" and self.counts.warmup_due == 0
+        return self.timeline.at(t)[0].kind in ("settle", "steady")
+
+    def _load_sample(self, event: LoadSample) -> None:
+        self.load.sample(event)
+        if (slot := self._slot(event.t)) is not None:
+            self.load.to_slot(slot, event)
+        if self.client_totals is not None and self.timeline.at(event.t)[0].kind in ("settle", "steady", "drain"):
+            self.client_totals.sample(event)
+
+    def _gpu_source(self, src: str) -> GpuSource:
+        source = self.gpus.get(src)
+        if source is None:
+            source = self.gpus[src] = GpuSource(src)
+        return source
+
+    def _gpu(self, event: Gpu) -> None:
+        measured = self.exact is not None and self.measuring(event.t)
+        for t, level, text in self._gpu_source(event.src).sample(event, self._slot(event.t), measured):
+            self.log.add(t, level, text)
+
+    def _server(self, event: Server) -> None:
+        server = self.servers.get(event.src)
+        if server is None:
+            server = self.servers[event.src] = ServerSource(event.src, event.url)
+        measured = self.exact is not None and self.measuring(event.t)
+        news = server.scrape(event, self._slot(event.t), measured)
+        if news is not None:
+            self.log.add(event.t, "info" if news.endswith("back") and "went" not in news else "warn", news)
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def view(self) -> RunView:
+        """The frozen record of a frame."""
+        return screen.view(self)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a keyframe carries: all that the screen shows, and of the chart's slots those changed since the last
+        snapshot. JSON-able, and independent of what the state does next."""
+        state = {
+            "v": _KEYFRAME_VERSION,
+            "t": self.t,
+            "second": self._second,
+            "reason": self.reason,
+            "target": self.target,
+            "rate": self.rate,
+            "unknown_events": self.unknown_events,
+            "late_events": self.late_events,
+            "gpu_note": self.gpu_note,
+            "ring": self.ring.snapshot(),
+            "timeline": self.timeline.snapshot(),
+            "streams": self.streams.snapshot(self.t, self.timeline.parts),
+            "counts": self.counts.snapshot(),
+            "log": self.log.snapshot(),
+            "load": self.load.snapshot(),
+            "gpus": {src: source.snapshot() for src, source in self.gpus.items()},
+            "servers": {src: source.snapshot() for src, source in self.servers.items()},
+        }
+        return _copy(state)
+
+    @classmethod
+    def restore(
+        cls, keyframes: Sequence[Keyframe], *, window_s: float = 30.0, header: Header | None = None
+    ) -> "RunState":
+        """The state after the last of a chain of keyframes (oldest first, covering the chart's 300 s).
+
+        Exact for the screen; it has no exact counts, a summary needs a fold of the whole recording. Raises
+        RecordingError for a keyframe that another version wrote.
+        """
+        chain = [_copy(keyframe.state) for keyframe in keyframes]
+        if not chain or any(link.get("v") != _KEYFRAME_VERSION for link in chain):
+            raise RecordingError("the recording's keyframes are of another version", "replay it from the start")
+        self = cls(exact=False, window_s=window_s)
+        if header is not None:
+            self._header(header)
+        last = chain[-1]
+        self.t, self._second = last["t"], last["second"]
+        for name in ("reason", "target", "rate", "unknown_events", "late_events", "gpu_note"):
+            setattr(self, name, last[name])
+        self.ring = Ring.restore(link["ring"] for link in chain)
+        self.timeline.restore(last["timeline"])
+        self.streams.restore(last["streams"], self.t, self.timeline.parts)
+        self.counts = msgspec.convert(last["counts"], RequestCounts)
+        self.log.restore(last["log"])
+        self.load.restore(last["load"])
+        for src, state in last["gpus"].items():
+            self._gpu_source(src).restore(state)
+        for src, state in last["servers"].items():
+            self.servers[src] = ServerSource(src)
+            self.servers[src].restore(state)
+        return self
+
+
+def is_buffered(request: Finished, stream: Stream | None) -> bool:
+    """Whether the answer came in one or two pieces: its times then are those of whatever gathered it.
+
+    Either the reads say so, or eight chunks and more came within 5 % of the whole wait and faster than any decoder
+    writes (0.3 ms a chunk): a long queue before a short answer is not buffering.
+    """
+    if request.outcome != "ok":
+        return False
+    if "buffered" in request.flags or (stream is not None and stream.buffered(request.chunks)):
+        return True
+    first, last = request.first_token_us, request.last_token_us
+    if request.chunks < 8 or first is None or last is None:
+        return False
+    return last - first <= 0.05 * last and last - first < 300 * (request.chunks - 1)
+
+
+def _merge(into: dict[int, int], counted: dict[int, int]) -> None:
+    get = into.get
+    for index, n in counted.items():
+        into[index] = get(index, 0) + n
+
+
+def _started(slot: Slot, stream: Stream) -> None:
+    """A measured request showed its first token."""
+    if stream.first is not None:
+        add(slot.ttft, bucket(stream.first))
+    if stream.prompt_tokens is not None:
+        slot.input_tokens += stream.prompt_tokens
+
+
+def _ended(slot: Slot, request: Finished, end: int, streamed: bool, good: bool) -> None:
+    """A measured request ended in this second."""
+    slot.ok += request.outcome == "ok"
+    slot.failed += definitions.failed(request)
+    slot.good += good
+    slot.ended += 1
+    slot.residence_us += 0 if request.sent is None else end - request.sent
+    if request.output_tokens is not None:
+        slot.usage_tokens += request.output_tokens
+        slot.usage_chunks += request.chunks
+    per_token, whole = definitions.tpot(request), definitions.e2e(request)
+    if request.outcome == "ok" and streamed and per_token is not None:
+        add(slot.tpot, bucket(per_token / 1000))
+    if request.outcome in definitions.ANSWERED and whole is not None:
+        add(slot.e2e, bucket(whole))
+
+
+def _terms(texts: Sequence[str]) -> tuple[slo.Term, ...]:
+    """The header's objectives. Those this version cannot read are left out: a recording must stay readable."""
+    found: list[slo.Term] = []
+    for text in texts:
+        try:
+            found += slo.parse(text)
+        except UsageError:
+            continue
+    return tuple(found)
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(state))
+    return copied
