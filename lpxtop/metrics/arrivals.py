@@ -8,6 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
+import msgspec
+
 from lpxtop.events.records import TICK_US, Arrivals
 from lpxtop.metrics.levels import Part
 from lpxtop.metrics.slots import Slot
@@ -34,12 +36,16 @@ class Cell:
 def into_cells(event: Arrivals, streams: Streams, cell_at: Callable[[int], Cell]) -> list[Cell]:
     """The frame's arrivals by cell, in order of time; `cell_at` makes the empty cell around a moment.
 
-    Streams are moved on. Warm-up's arrivals are left out; a malformed frame is counted and ignored.
+    Streams are moved on. Warm-up's arrivals are left out. A malformed frame is counted and ignored; a gap below zero
+    (a clock that stepped) is counted and taken as none.
     """
     n, gap = event.n, event.gap
-    if not gap or len(n) != len(event.slot) or sum(n) != len(gap) or min(n) < 1 or min(gap) < 0:
+    if not gap or len(n) != len(event.slot) or sum(n) != len(gap) or min(n) < 1:
         streams.malformed += bool(gap or n)
         return []
+    if min(gap) < 0:
+        streams.malformed += 1
+        event = msgspec.structs.replace(event, gap=[max(0, ticks) for ticks in gap])
     frame = _Frame(event, streams.by_slot.get(event.src, {}), cell_at)
     frame.sort()
     if event.tokens:

@@ -16,6 +16,11 @@ _PER_CHUNK = frozenset({"continuous_usage", "token_ids", "logprobs"})
 TRUSTED_SHARE = 0.02
 
 
+def mostly_known(unknown: int, chunks: int) -> bool:
+    """Whether so few chunks of unknown tokens (counted as one each) leave the token figures standing."""
+    return unknown <= TRUSTED_SHARE * chunks
+
+
 class RequestCounts(msgspec.Struct, kw_only=True):
     """Measured requests. `surplus_tokens` is how far final usage and chunks are apart, one token per request allowed
     (an end-of-sequence token has no chunk)."""
@@ -35,6 +40,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     usage_chunks: int = 0
     surplus_tokens: int = 0
     per_chunk: int = 0
+    chunks: int = 0
     unknown_chunks: int = 0
     buffered: int = 0
     limited: int = 0
@@ -62,7 +68,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
         True until the first answer says otherwise.
         """
-        if self.unknown_chunks or self.token_sources.get("chunks", 0) > self.per_chunk:
+        if not mostly_known(self.unknown_chunks, self.chunks) or self.token_sources.get("chunks", 0) > self.per_chunk:
             return False
         return self.surplus_tokens <= TRUSTED_SHARE * self.usage_tokens
 

@@ -110,7 +110,7 @@ class Level:
     def _token_rate(self, seconds: float, trusted: bool) -> float | None:
         if seconds <= 0:
             return None
-        if trusted and not self.unknown:
+        if trusted:
             return (self.chunks + self.extra) / seconds
         return self.usage_tokens / seconds if self.usage_tokens else None
 

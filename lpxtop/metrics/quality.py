@@ -132,7 +132,7 @@ def send_lateness(evidence: Evidence) -> Verdict | None:
 
 def user_stamps(evidence: Evidence) -> Verdict | None:
     client = evidence.client
-    share = client.user_stamps / client.events if client.events else 0.0
+    share = client.user_stamps / client.reads if client.reads else 0.0
     if client.timestamp_source in (None, "kernel") and share <= 0.01:
         return None
     delay = p99(client.read_delay)

@@ -8,6 +8,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from lpxtop.metrics import quality
+from lpxtop.metrics.counts import mostly_known
 from lpxtop.metrics.distribution import bucket_ms, bucket_quantiles, histogram, merged
 from lpxtop.metrics.eventlog import codes
 from lpxtop.metrics.gpus import slot_means
@@ -135,7 +136,7 @@ def window_view(state: "RunState", window: Sequence[Slot]) -> WindowView:
     ttft = merged(slot.ttft for slot in window)
     chunks, extra = sum(slot.chunks for slot in window), sum(slot.extra for slot in window)
     usage, usage_chunks = sum(slot.usage_tokens for slot in window), sum(slot.usage_chunks for slot in window)
-    known = trusted and not any(slot.unknown for slot in window)
+    known = trusted and mostly_known(sum(slot.unknown for slot in window), chunks)
     tokens: int | None = chunks + extra if known else usage if usage else None
     ok, failed = sum(slot.ok for slot in window), sum(slot.failed for slot in window)
     per_chunk = (chunks + extra, chunks) if known else (usage, usage_chunks)
@@ -282,9 +283,7 @@ def series(state: "RunState") -> Series:
         itl_p99_ms=column(gaps, 2),
         ttft_p50_ms=column(ttft, 0),
         ttft_p95_ms=column(ttft, 1),
-        output_tokens_per_s=rates(
-            [None if slot is None or not known or slot.unknown else slot.chunks + slot.extra for slot in slots]
-        ),
+        output_tokens_per_s=rates([None if slot is None or not known else slot.chunks + slot.extra for slot in slots]),
         chunks_per_s=rates([None if slot is None else slot.chunks for slot in slots]),
         in_flight=tuple(flying),
         requests_per_s=rates([None if slot is None else slot.ok for slot in slots]),

@@ -168,16 +168,24 @@ class RunState:
 
     def _request(self, event: Request) -> None:
         stream, new = self.streams.request(event)
-        if stream.sent is not None and stream.part is None:
-            stream.part = self.timeline.at(stream.sent)[0]
-            self.timeline.opened(stream.part, 1)
-            self.counts.sent += not stream.warmup
+        if stream.sent is not None:
+            self._sent(stream, stream.sent)
         if not new:
             return
         if stream.warmup:
             self.counts.warmup_due += 1
             return
         self._due(event.due)
+
+    def _sent(self, stream: Stream, sent: int) -> None:
+        """The part that owns the moment of sending; a request sent again moves to the later one."""
+        part = self.timeline.at(sent)[0]
+        if stream.part is None:
+            self.counts.sent += not stream.warmup
+        else:
+            self.timeline.opened(stream.part, -1)
+        stream.part = part
+        self.timeline.opened(part, 1)
 
     def _due(self, due: int) -> None:
         self.counts.due_at(due)
@@ -212,6 +220,7 @@ class RunState:
             place.chunks += cell.chunks
             place.extra += cell.extra
             place.unknown += cell.unknown
+        self.counts.chunks += cell.chunks
         self.counts.unknown_chunks += cell.unknown
         if cell.slot is not None:
             for stream in cell.started:

@@ -53,13 +53,16 @@ class Streams:
         self.malformed = 0
 
     def request(self, event: Request) -> tuple[Stream, bool]:
-        """The stream of a request line, and whether it is new (the line comes again once it was sent)."""
+        """The stream of a request line, and whether it is new.
+
+        The line comes again once the request was sent, and when it was sent again on a fresh connection.
+        """
         key = event.src, event.id
         stream = self.by_id.get(key)
         new = stream is None
         if stream is None:
             stream = self.by_id[key] = Stream(event.src, event)
-        elif stream.sent is None and event.sent is not None:
+        elif event.sent is not None and event.sent != stream.sent and not stream.chunks:
             stream.sent = stream.last = event.sent
         self.by_slot.setdefault(event.src, {})[event.slot] = stream
         return stream, new

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lpxtop.metrics import exact, quality, screen
+from lpxtop.metrics.counts import mostly_known
 from lpxtop.metrics.exact import Exact, Figures
 from lpxtop.metrics.gpus import GpuSource, Totals
 from lpxtop.metrics.levels import Level
@@ -145,7 +146,7 @@ def _throughput(
     state: RunState, places: Sequence[Figures], everything: Sequence[Figures], seconds: float | None
 ) -> dict[str, Any]:
     chunks, extra, unknown = exact.arrived(places)
-    known = state.counts.trusted and not unknown
+    known = state.counts.trusted and mostly_known(unknown, chunks)
     tokens = chunks + extra if known else sum(place.usage_tokens for place in places)
     input_tokens = sum(place.input_tokens for place in places)
     served = bool(state.counts.ended or chunks or extra)
@@ -208,7 +209,7 @@ def _level(state: RunState, counted: Exact, level: Level) -> dict[str, Any]:
     seen = screen.level_view(state, level.index)
     seconds = None if level.frozen is not None else level.measured_us(screen.known_until(state)) / 1e6
     seconds = level.steady_us / 1e6 if seconds is None else seconds
-    known = state.counts.trusted and not figures.unknown
+    known = state.counts.trusted and mostly_known(figures.unknown, figures.chunks)
     tokens = figures.chunks + figures.extra if known else figures.usage_tokens
     measured = seconds > 0
     return {
