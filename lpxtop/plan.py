@@ -116,7 +116,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 class Negotiated(msgspec.Struct, frozen=True, kw_only=True):
     """The request shape the server accepted, found by the pre-flight and frozen for the run.
 
-    `limit_parameter` is `max_tokens` or `max_completion_tokens`; a False switch is not sent.
+    `limit_parameter` is `max_tokens` or `max_completion_tokens`; a False switch is not sent. A synthetic prompt of w
+    words has about `prompt_overhead + w × tokens_per_word` tokens on this server (None: never measured).
     """
 
     limit_parameter: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -124,6 +125,8 @@ class Negotiated(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     ignore_eos: bool = False
     min_tokens: bool = False
+    tokens_per_word: float | None = None
+    prompt_overhead: int | None = None
     server_kind: str | None = None
     server_version: str | None = None
     models: tuple[str, ...] = ()
