@@ -226,11 +226,11 @@ def _gpus(summary: dict[str, Any]) -> list[str]:
 
 
 def _energy(gpu: dict[str, Any]) -> str:
+    """Energy of the measured time; "~" where it is power integrated over samples, not a counter."""
     if gpu["energy_j"] is None:
         return ""
-    return f" · {format.with_unit(gpu['energy_j'] / 1000, 'kJ')}" + (
-        "*" if gpu["energy_source"] == "integrated" else ""
-    )
+    about = "~" if gpu["energy_source"] == "integrated" else ""
+    return f" · {about}{format.with_unit(gpu['energy_j'] / 1000, 'kJ')}"
 
 
 def _mean(pair: dict[str, float] | None) -> str:

@@ -84,6 +84,12 @@ class Prompts:
         mark = f"{self._mark}-{number}" if self._mark else str(number)
         return Body(self._head + self.synthetic.text(number, mark) + self._tail, self.synthetic.tokens)
 
+    def probe(self) -> bytes:
+        """A body that no worker sends, so that probing warms no cache: the last entry of a file, if there is one."""
+        if self._entries is not None:
+            return self._fill(self._entries[-1])
+        return self._head + self.synthetic.text(0, f"{self._mark}-probe") + self._tail
+
     def _fill(self, entry: Entry) -> bytes:
         if isinstance(entry, str):
             return self._head + _encode(entry)[1:-1] + self._tail
@@ -104,6 +110,15 @@ class Prompts:
         }
 
 
+def _system_tokens(plan: Plan) -> int:
+    return round(len((plan.prompts.system or "").split()) * SYSTEM_TOKENS_PER_WORD)
+
+
+def usual_overhead(plan: Plan) -> int:
+    """About how many tokens a synthetic prompt has beside its words: mark, chat template, system prompt."""
+    return MARK_TOKENS + CHAT_TEMPLATE_TOKENS * (plan.target.api == "chat") + _system_tokens(plan)
+
+
 class Synthetic:
     """Texts of `words` common words behind a unique mark: slices of one long seeded sequence.
 
@@ -112,10 +127,8 @@ class Synthetic:
 
     def __init__(self, plan: Plan, negotiated: Negotiated) -> None:
         per_word = TOKENS_PER_WORD if negotiated.tokens_per_word is None else negotiated.tokens_per_word
-        usual = MARK_TOKENS + CHAT_TEMPLATE_TOKENS * (plan.target.api == "chat")
-        system = round(len((plan.prompts.system or "").split()) * SYSTEM_TOKENS_PER_WORD)
-        overhead = usual + system if negotiated.prompt_overhead is None else negotiated.prompt_overhead
-        own = overhead if plan.prompts.system is None else usual  # a system prompt comes on top of what was asked for
+        overhead = usual_overhead(plan) if negotiated.prompt_overhead is None else negotiated.prompt_overhead
+        own = max(0, overhead - _system_tokens(plan))  # a system prompt comes on top of what was asked for
         self.words = max(1, round((plan.prompts.tokens - own) / per_word))
         self.tokens = round(overhead + self.words * per_word)
         seeded = random.Random(f"prompts {plan.prompts.seed}")

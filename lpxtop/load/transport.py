@@ -6,6 +6,7 @@ except one after a stale reused connection. Must not know what an answer means.
 """
 
 import asyncio
+import os
 import socket
 import ssl
 import time
@@ -284,7 +285,7 @@ def _send_alert(sock: socket.socket, outgoing: ssl.MemoryBIO) -> None:
 
 
 def _plain_reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    return os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

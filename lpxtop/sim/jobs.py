@@ -179,7 +179,7 @@ def usage(ask: Ask, completion: int, cached: int) -> dict[str, Any]:
     return found
 
 
-def whole_answer(ask: Ask, answer_id: str, model: str, finish: str, sequence: Sequence, seed: int) -> dict[str, Any]:
+def whole_answer(ask: Ask, sequence: Sequence, *, answer_id: str, model: str, finish: str, seed: int) -> dict[str, Any]:
     """The answer to a request without streaming."""
     text = "".join(random.Random(seed).choices(WORDS, k=sequence.generated)).strip()
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}

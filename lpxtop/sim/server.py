@@ -7,6 +7,7 @@ its truth is the log (/sim/log), its speed is a formula (sim/engine.py).
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import sys
@@ -276,7 +277,9 @@ class SimServer:
             job.responder.end_stream(b"".join(job.held) + job.chunks.tail(sequence.cached))
         else:
             seed = self.config.seed + sequence.id
-            answer = whole_answer(job.ask, record.id, self.config.model, finish, sequence, seed)
+            answer = whole_answer(
+                job.ask, sequence, answer_id=record.id, model=self.config.model, finish=finish, seed=seed
+            )
             job.responder.json(200, answer, x_request_id=record.request_id or record.id)
 
     def _observe(self, job: Job, tokens: int, now_s: float) -> None:
@@ -356,7 +359,7 @@ async def serve(config: SimConfig, *, die_with_parent: bool = False) -> None:
 
 
 def _at_end_of_stdin(stopped: asyncio.Event) -> None:
-    if not sys.stdin.buffer.raw.read(4096):  # type: ignore[attr-defined]
+    if not os.read(sys.stdin.fileno(), 4096):
         stopped.set()
 
 
