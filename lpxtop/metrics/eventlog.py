@@ -55,9 +55,8 @@ class EventLog:
             self.add(event.t, "info", f"{event.what}{by}")
             return
         self._controls += 1
-        unit = " req/s" if event.what == "rate" else ""
-        change = f"{event.what} {format.significant(event.before)} → {format.significant(event.after)}{unit}{by}"
-        self.add(event.t, "note", change, f"C{self._controls}")
+        before, after = (_load(event.what, value) for value in (event.before, event.after))
+        self.add(event.t, "note", f"{event.what} {before} → {after}{by}", f"C{self._controls}")
 
     def mark(self, event: Mark) -> None:
         """Notes get m1, m2…; automatic marks keep their own code."""
@@ -113,6 +112,12 @@ class EventLog:
             self._lines.append(line)
         self._bursts = {(outcome, kind): self._lines[index] for outcome, kind, index in state["bursts"]}
         self._controls, self._notes = state["controls"], state["notes"]
+
+
+def _load(what: str, value: float | None) -> str:
+    if what == "rate":
+        return format.with_unit(value, "req/s")
+    return format.count(None if value is None else round(value))
 
 
 def _time(line: _Line) -> int:
