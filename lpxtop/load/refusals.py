@@ -34,7 +34,7 @@ def unreachable(url: str, error: Exception) -> TargetError:
     host = f"{where.host}:{where.port}" if where.port else where.host
     chain = list(_chain(error))
     for cause in chain:
-        if isinstance(cause, ssl.SSLError):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLWantReadError):
             return _no_tls(host, cause)
     for cause in chain:
         if isinstance(cause, socket.gaierror):
@@ -44,7 +44,8 @@ def unreachable(url: str, error: Exception) -> TargetError:
         if isinstance(cause, ConnectionRefusedError):
             return TargetError(f"nothing listens on {host}: connection refused", "is the server running, on that port?")
     if isinstance(error, httpx.TimeoutException):
-        return TargetError(f"{host} does not answer: {_kind(error)}", "a firewall, a wrong address, or a stuck server")
+        perhaps = "a firewall, a stuck server" + (", or it speaks http rather than https" * (where.scheme == "https"))
+        return TargetError(f"{host} does not answer: {_kind(error)}", perhaps)
     hint = "is it https rather than http?" if where.scheme == "http" else "is it really an HTTP server?"
     return TargetError(f"{host} cannot be used: {clean(str(chain[-1]) or type(error).__name__)}", hint)
 

@@ -1,4 +1,4 @@
-"""A small real server for the tests of the load process: OpenAI-like SSE over asyncio, with its own log of the truth."""
+"""A small real server for the tests of the load process: OpenAI-like SSE over asyncio, with its own log."""
 
 import asyncio
 import json
