@@ -301,7 +301,7 @@ def _environment() -> Any:
 def _screen(flags: dict[str, Any]) -> Any:
     from lpxtop.launch import Screen
 
-    return Screen(**{name: flags[name] for name in ("theme", "color", "glyphs", "fps", "mouse")})
+    return Screen(**{name: flags[name] for name in ("theme", "color", "glyphs", "fps", "mouse") if name in flags})
 
 
 def _launch_of(url: str, flags: dict[str, Any], *, kind: str) -> Any:
