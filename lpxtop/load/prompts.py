@@ -81,14 +81,14 @@ class Prompts:
         self._number += self._step
         if self._entries is not None:
             return Body(self._fill(self._entries[number % len(self._entries)]), None)
-        mark = f"{self._mark}-{number}" if self._mark else str(number)
+        mark = f"{number}-{self._mark}" if self._mark else str(number)
         return Body(self._head + self.synthetic.text(number, mark) + self._tail, self.synthetic.tokens)
 
     def probe(self) -> bytes:
         """A body that no worker sends, so that probing warms no cache: the last entry of a file, if there is one."""
         if self._entries is not None:
             return self._fill(self._entries[-1])
-        return self._head + self.synthetic.text(0, f"{self._mark}-probe") + self._tail
+        return self._head + self.synthetic.text(0, f"probe-{self._mark}") + self._tail
 
     def _fill(self, entry: Entry) -> bytes:
         if isinstance(entry, str):

@@ -120,7 +120,7 @@ async def test_the_probe_has_the_real_shape():
     assert body["seed"] == 1
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-    assert body["messages"][0]["content"].split()[0].endswith("-probe]")
+    assert body["messages"][0]["content"].startswith("[probe-")
 
 
 async def test_continuous_usage_must_be_seen_to_be_kept():
