@@ -219,7 +219,9 @@ def _gpus(summary: dict[str, Any]) -> list[str]:
             f"{name}: {_percent(busy)} busy · {format.bytes_iec(_max(memory))} · {_mean(power)} W"
             f" (max {_whole(_max(power))}) · {_whole(_max(heat))} °C{energy}"
         )
-        held = [f"{reason} {format.duration(seconds)}" for reason, seconds in gpu["throttled"].items()]
+        held = [
+            f"{reason.replace('_', ' ')} {format.duration(seconds)}" for reason, seconds in gpu["throttled"].items()
+        ]
         if held:
             lines.append(f"  throttled: {', '.join(held)}")
     return [_fit(line) for line in lines]

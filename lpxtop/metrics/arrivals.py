@@ -21,7 +21,7 @@ _HALF_FRAME_US = 125_000
 class Cell:
     """What arrived in one stretch: `gaps` in ticks between chunks, the streams that `started` (their first gap is a
     TTFT and not among the gaps), chunks, `extra` tokens beyond one per chunk, `unknown` chunks whose tokens nobody
-    counted, and in `shared` (gap, tokens) of each gap that several tokens share."""
+    counted, and in `shared` by number of tokens the gaps that so many tokens share."""
 
     __slots__ = ("chunks", "extra", "gaps", "hi", "lo", "part", "shared", "slot", "started", "unknown")
 
@@ -29,7 +29,7 @@ class Cell:
         self.lo, self.hi, self.slot, self.part = lo, hi, slot, part
         self.gaps: list[int] = []
         self.started: list[Stream] = []
-        self.shared: list[tuple[int, int]] = []
+        self.shared: dict[int, list[int]] = {}
         self.chunks = self.extra = self.unknown = 0
 
 
@@ -69,6 +69,7 @@ class _Frame:
         self.sums = list(accumulate(event.gap, initial=0))
         self.cells: list[Cell] = []
         self.orphans = 0
+        self.pieces: set[int] = set()
 
     def cell(self, t: int) -> Cell:
         for cell in self.cells:
@@ -84,7 +85,7 @@ class _Frame:
         main = self.cell(self.event.t - _HALF_FRAME_US)
         lo, hi = main.lo, main.hi
         start = plain = 0
-        for slot, end in zip(self.event.slot, self.ends, strict=True):
+        for batch, (slot, end) in enumerate(zip(self.event.slot, self.ends, strict=True)):
             stream = get(slot)
             if stream is not None and stream.chunks and not stream.warmup and not stream.lost:
                 before = stream.last
@@ -96,6 +97,7 @@ class _Frame:
                     continue
             self._whole(main, plain, start)
             self._piecewise(stream, start, end)
+            self.pieces.add(batch)
             plain = start = end
         self._whole(main, plain, start)
 
@@ -145,27 +147,40 @@ class _Frame:
         stream.last = max(stream.last, self.event.t - total)
 
     def count_tokens(self) -> None:
-        """Chunks of other than one token, to the cells of their arrivals."""
-        gap, sums, ends = self.event.gap, self.sums, self.ends
-        for index, tokens in self.event.tokens:
-            batch = bisect_right(ends, index)
-            stream = self.slots.get(self.event.slot[batch]) if 0 <= index < len(gap) else None
-            if stream is None or stream.sent is None:
-                continue
-            end, start = ends[batch], ends[batch - 1] if batch else 0
+        """Chunks of other than one token, to the cells of their arrivals: whole batches at once where that goes."""
+        pairs = sorted(pair for pair in self.event.tokens if 0 <= pair[0] < len(self.event.gap))
+        indexes, tokens = [index for index, _ in pairs], [n for _, n in pairs]
+        main, at = self.cells[0], 0
+        for batch, end in enumerate(self.ends):
+            to = bisect_left(indexes, end, at)
+            stream = self.slots.get(self.event.slot[batch]) if to > at else None
+            if stream is not None and stream.sent is not None:
+                few, many = min(tokens[at:to]), max(tokens[at:to])
+                if few == many and few > 0 and batch not in self.pieces:
+                    stream.extra += (few - 1) * (to - at)
+                    main.extra += (few - 1) * (to - at)
+                    main.shared.setdefault(few, []).extend([self.event.gap[index] for index in indexes[at:to]])
+                else:
+                    self._count_each(stream, batch, pairs[at:to])
+            at = to
+
+    def _count_each(self, stream: Stream, batch: int, pairs: list[tuple[int, int]]) -> None:
+        """The chunks of one batch, each to its own cell."""
+        end, start = self.ends[batch], self.ends[batch - 1] if batch else 0
+        for index, tokens in pairs:
             first = index == start and stream.chunks == end - start
             if first:
                 stream.first_chunk_tokens = tokens
             stream.extra += max(0, tokens - 1)
             if stream.warmup:
                 continue
-            cell = self.cell(stream.last - (sums[end] - sums[index + 1]) * TICK_US)
+            cell = self.cell(stream.last - (self.sums[end] - self.sums[index + 1]) * TICK_US)
             if tokens < 1:
                 cell.unknown += 1
                 continue
             cell.extra += tokens - 1
             if not first:
-                cell.shared.append((gap[index], tokens))
+                cell.shared.setdefault(tokens, []).append(self.event.gap[index])
 
     def gather_reads(self) -> None:
         """Runs of chunks that one read completed, kept per stream as the sizes of its two largest reads."""

@@ -326,8 +326,10 @@ def find(key: str) -> Metric:
     raise UsageError(f"no metric is called {key!r}", hint)
 
 
-def explain(key: str) -> str:
-    """What `key` means, as a few plain lines."""
+def explain(key: str | None = None) -> str:
+    """What `key` means, as a few plain lines; without a key one line for every metric."""
+    if key is None:
+        return _overview()
     row = find(key)
     lines = [f"{row.key}: {row.label} ({row.unit})", f"  {row.sentence}", f"  formula     {row.formula}"]
     lines.append(f"  population  {row.population}")
@@ -336,7 +338,6 @@ def explain(key: str) -> str:
     return "\n".join(lines)
 
 
-def explain_all() -> str:
-    """One line per metric."""
+def _overview() -> str:
     width = max(len(row.key) for row in TABLE)
     return "\n".join(f"{row.key:<{width}}  {row.formula}" for row in TABLE)

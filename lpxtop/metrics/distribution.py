@@ -6,6 +6,7 @@ never averaged. Must not know which metric it holds.
 
 from collections import _count_elements  # type: ignore[attr-defined]
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from lpxtop.events import buckets
 from lpxtop.events.records import TICK_US
@@ -22,17 +23,40 @@ _HISTOGRAM_BINS = 40
 
 
 class _TickBuckets(dict[int, int]):
-    """Ticks of 10 µs -> log bucket of µs, filled as asked: a C-speed look-up for `map`."""
+    """Ticks of 10 µs, shared by so many tokens -> log bucket of µs, filled as asked: a C-speed look-up for `map`."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
 
     def __missing__(self, ticks: int) -> int:
-        found = buckets.bucket(ticks * TICK_US)
+        found = buckets.bucket(ticks * TICK_US / self.tokens)
         if 0 <= ticks < _TICK_TABLE_LIMIT:
             self[ticks] = found
         return found
 
 
-tick_bucket = _TickBuckets().__getitem__
+tick_bucket = _TickBuckets(1).__getitem__
 """The log bucket (of µs) of a gap in ticks."""
+
+
+@lru_cache(maxsize=64)
+def _shared_bucket(tokens: int) -> Callable[[int], int]:
+    return _TickBuckets(tokens).__getitem__
+
+
+def split_correction(shared: Mapping[int, Iterable[int]]) -> Counts:
+    """What turns buckets of gaps into buckets of per-token latencies: for each gap that n tokens share, one less of
+    the gap and n more of gap ÷ n. `shared` lists gaps in ticks by n."""
+    split: Counts = {}
+    for tokens, gaps in shared.items():
+        whole: Counts = {}
+        parts: Counts = {}
+        count_all(whole, map(tick_bucket, gaps))
+        count_all(parts, map(_shared_bucket(tokens), gaps))
+        merge(split, {index: -n for index, n in whole.items()})
+        merge(split, {index: n * tokens for index, n in parts.items()})
+    return split
 
 
 count_all: Callable[[Counts, Iterable[int]], None] = _count_elements

@@ -4,12 +4,12 @@ The screen never needs these. Everything measured is in exactly one `Figures`: a
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lpxtop.events.records import TICK_US, Finished
 from lpxtop.metrics.definitions import ANSWERED, PER_REQUEST
-from lpxtop.metrics.distribution import Counts, add, count_all, exact_quantiles, merge, merged
+from lpxtop.metrics.distribution import Counts, add, count_all, exact_quantiles, merged
 from lpxtop.metrics.levels import Part, Route
 from lpxtop.metrics.view import Quantiles
 
@@ -20,21 +20,21 @@ _ROWS = {row.key: row for row in PER_REQUEST}
 
 
 class Figures:
-    """What was measured in one place. `split` corrects the gaps to ITL, in ns; `times` holds values per request;
+    """What was measured in one place. `shared` counts, by number of tokens, the gaps that so many tokens share (they
+    are among `gaps` too); `times` holds values per request;
     `ok`, `ended`, `good` and `usage_tokens` are of requests by their end."""
 
     def __init__(self) -> None:
         self.gaps: Counts = {}
-        self.split: Counts = {}
+        self.shared: dict[int, Counts] = {}
         self.times: dict[str, array[int]] = {row.key: array("q") for row in PER_REQUEST}
         self.chunks = self.extra = self.unknown = self.input_tokens = 0
         self.ok = self.ended = self.good = self.usage_tokens = 0
 
-    def arrivals(self, gaps: Sequence[int], shared: Iterable[tuple[int, int]]) -> None:
+    def arrivals(self, gaps: Sequence[int], shared: Mapping[int, Sequence[int]]) -> None:
         count_all(self.gaps, gaps)
-        for gap, tokens in shared:
-            add(self.split, gap * TICK_NS, -1)
-            add(self.split, round(gap * TICK_NS / tokens), tokens)
+        for tokens, together in shared.items():
+            count_all(self.shared.setdefault(tokens, {}), together)
 
 
 class Exact:
@@ -94,11 +94,15 @@ def quantiles_of(places: Sequence[Figures], key: str) -> Quantiles:
 def gap_quantiles(places: Sequence[Figures], split: bool) -> Quantiles:
     """ICL, or with `split` ITL, in ms."""
     gaps = merged(place.gaps for place in places)
-    corrections = merged(place.split for place in places)
-    if not split or not corrections:
+    if not split or not any(place.shared for place in places):
         return exact_quantiles(gaps, 1_000_000 // TICK_NS)
     in_ns: Counts = {gap * TICK_NS: n for gap, n in gaps.items()}
-    return exact_quantiles({value: n for value, n in merge(in_ns, corrections).items() if n}, 1_000_000)
+    for place in places:
+        for tokens, together in place.shared.items():
+            for gap, n in together.items():
+                add(in_ns, gap * TICK_NS, -n)
+                add(in_ns, round(gap * TICK_NS / tokens), n * tokens)
+    return exact_quantiles({value: n for value, n in in_ns.items() if n}, 1_000_000)
 
 
 def arrived(places: Iterable[Figures]) -> tuple[int, int, int]:

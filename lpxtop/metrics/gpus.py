@@ -3,6 +3,7 @@
 Must not read a driver or a clock. A column nobody could read, or a missing cell, stays None.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -72,7 +73,9 @@ class GpuSource:
         self.gone = False
         self.serves_target = False
         self.totals: list[Totals] = []
+        self._measured = False
         self._throttle: dict[tuple[int, int], _Throttle] = {}
+        self._held_before: deque[tuple[int, str, int, int]] = deque(maxlen=1000)
 
     def source(self, event: Source) -> None:
         """It joined, with its inventory, or left."""
@@ -87,12 +90,13 @@ class GpuSource:
         count = _size(event)
         if slot is not None:
             _to_slot(slot, event, count)
-        if measured and self.last is not None and 0 < event.t - self.last.t <= _GAP_US:
+        if measured and self._measured and self.last is not None and 0 < event.t - self.last.t <= _GAP_US:
             self._interval(self.last, event, count)
         if measured:
             self._means(event, count)
         if self.last is None or event.t >= self.last.t:
             self.last = msgspec.structs.replace(event, processes=[], notes={})
+            self._measured = measured
         return [alert for gpu in range(count) for alert in self._alerts(event, gpu)]
 
     # --- throttling -----------------------------------------------------------------------------------------------
@@ -107,10 +111,23 @@ class GpuSource:
                 if not held:
                     continue
                 state = self._throttle[gpu, bit] = _Throttle()
-            alert = _held(state, event.t) if held else _released(state, event.t)
-            if alert is not None:
-                found.append((event.t, "warn" if alert == "began" else "info", f"{self.label(gpu)}: {word} {alert}"))
+            began = state.since
+            if held and _held(state, event.t):
+                found.append((state.start, "warn", f"{self.label(gpu)}: {word} began"))
+            elif not held and _released(state, event.t) and began is not None:
+                seconds = (state.last - began) / 1e6
+                found.append((state.last, "info", f"{self.label(gpu)}: {word} ended after {seconds:.0f} s"))
+                self._held_before.append((gpu, word, began, state.last))
         return found
+
+    def held(self) -> list[tuple[int, str, int, int | None]]:
+        """GPU's place, reason, begin and end (None: still) of each stretch of throttling, in order of begin."""
+        now = [
+            (gpu, THROTTLE_WORDS[bit], state.since, None)
+            for (gpu, bit), state in self._throttle.items()
+            if state.since is not None
+        ]
+        return sorted([*self._held_before, *now], key=lambda stretch: stretch[2])
 
     def label(self, gpu: int) -> str:
         """GPU 3, with its host where the source names one."""
@@ -211,25 +228,24 @@ def _size(event: Gpu) -> int:
     return max(len(event.status), *(len(getattr(event, name)) for name in _MEANS))
 
 
-def _held(state: _Throttle, t: int) -> str | None:
-    """Two samples in a row begin it: single flashes at P-state changes are no throttling."""
+def _held(state: _Throttle, t: int) -> bool:
+    """Whether it begins: with two samples in a row, for single flashes at P-state changes are no throttling."""
     state.start = t if state.seen == 0 else state.start
     state.seen += 1
     state.last = t
     if state.since is None and state.seen >= 2:
         state.since = state.start
-        return "began"
-    return None
+        return True
+    return False
 
 
-def _released(state: _Throttle, t: int) -> str | None:
-    """Five seconds without it end it, so that a card at its cap does not fill the list."""
+def _released(state: _Throttle, t: int) -> bool:
+    """Whether it ends: after five seconds without it, so that a card at its cap does not fill the list."""
     state.seen = 0
     if state.since is not None and t - state.last >= _END_AFTER_US:
-        seconds = (state.last - state.since) / 1e6
         state.since = None
-        return f"ended after {seconds:.0f} s"
-    return None
+        return True
+    return False
 
 
 def _add_energy(totals: Totals, before: Gpu, event: Gpu, gpu: int, took_us: int) -> None:
@@ -256,7 +272,8 @@ def _throttled(before: Gpu, event: Gpu, gpu: int, took_s: float) -> list[tuple[s
             if start is not None and end is not None and end > start
         ]
     bits = cell(event.throttle_bits, gpu)
-    return [(word, took_s) for bit, word in THROTTLE_WORDS.items() if bits is not None and bits & bit]
+    held = (word for bit, word in THROTTLE_WORDS.items() if bits is not None and bits & bit)
+    return [(word.replace(" ", "_"), took_s) for word in held]
 
 
 # Sums of one GPU in a slot: utilisation, its samples; memory used, total, samples; power, samples.

@@ -177,7 +177,7 @@ class Timeline:
         self.measure_from: int | None = None
         self.first_measure: int | None = None
         self.closed_at: int | None = None
-        self._load: tuple[int | None, float | None] = (None, None)
+        self._load: tuple[int | None, float | None] | None = None
 
     # --- which part owns a moment ---------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Timeline:
             "measure_from": self.measure_from,
             "first_measure": self.first_measure,
             "closed_at": self.closed_at,
-            "load": list(self._load),
+            "load": None if self._load is None else list(self._load),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -321,8 +321,7 @@ class Timeline:
         self.current = None if state["current"] is None else self.levels[state["current"]]
         for name in ("measured_us", "measure_from", "first_measure", "closed_at"):
             setattr(self, name, state[name])
-        concurrency, rate = state["load"]
-        self._load = concurrency, rate
+        self._load = None if state["load"] is None else (state["load"][0], state["load"][1])
 
 
 def _start(part: Part) -> int:

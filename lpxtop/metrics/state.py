@@ -13,7 +13,6 @@ import msgspec
 from lpxtop.errors import RecordingError, UsageError
 from lpxtop.events.buckets import bucket
 from lpxtop.events.records import (
-    TICK_US,
     AnyEvent,
     Arrivals,
     Control,
@@ -35,7 +34,7 @@ from lpxtop.metrics import definitions, screen, slo
 from lpxtop.metrics.arrivals import Cell, into_cells
 from lpxtop.metrics.client import ClientTotals, LoadSources
 from lpxtop.metrics.counts import RequestCounts
-from lpxtop.metrics.distribution import add, count_all, tick_bucket
+from lpxtop.metrics.distribution import add, count_all, merge, split_correction, tick_bucket
 from lpxtop.metrics.eventlog import EventLog
 from lpxtop.metrics.exact import Exact
 from lpxtop.metrics.gpus import GpuSource
@@ -205,13 +204,10 @@ class RunState:
             places.append(level)
         counted: dict[int, int] = {}
         count_all(counted, map(tick_bucket, cell.gaps))
-        if places:
-            for place in places:
-                _merge(place.icl, counted)
-                for gap, tokens in cell.shared:
-                    us = gap * TICK_US
-                    add(place.split, bucket(us), -1)
-                    add(place.split, bucket(us / tokens), tokens)
+        split = split_correction(cell.shared) if cell.shared else {}
+        for place in places:
+            merge(place.icl, counted)
+            merge(place.split, split)
         if self.exact is not None:
             figures = self.exact.of_part(cell.part)
             figures.arrivals(cell.gaps, cell.shared)
@@ -278,9 +274,9 @@ class RunState:
     # --- load processes, GPUs, servers ----------------------------------------------------------------------------
 
     def measuring(self, t: int) -> bool:
-        """Whether `t` belongs to the measurement; a session without load phases is one from begin to end."""
-        if self.timeline.first_measure is None:
-            return self.timeline.phase == "ready" and self.counts.warmup_due == 0
+        """Whether `t` belongs to the measurement; watching, or a session without phases, is one from begin to end."""
+        if (self.header is not None and self.header.kind == "watch") or len(self.timeline.parts) == 1:
+            return True
         return self.timeline.at(t)[0].kind in ("settle", "steady")
 
     def _load_sample(self, event: LoadSample) -> None:
@@ -387,12 +383,6 @@ def is_buffered(request: Finished, stream: Stream | None) -> bool:
     if request.chunks < 8 or first is None or last is None:
         return False
     return last - first <= 0.05 * last and last - first < 300 * (request.chunks - 1)
-
-
-def _merge(into: dict[int, int], counted: dict[int, int]) -> None:
-    get = into.get
-    for index, n in counted.items():
-        into[index] = get(index, 0) + n
 
 
 def _started(slot: Slot, stream: Stream) -> None:

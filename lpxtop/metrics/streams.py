@@ -85,9 +85,9 @@ class Streams:
         place = {part: index for index, part in enumerate(parts)}
         open_ = list(self.by_id.values())
         rare = [
-            [row, stream.warmup, stream.extra, stream.first_chunk_tokens, stream.lost, *stream.reads]
+            [row, stream.warmup, stream.lost, *stream.reads]
             for row, stream in enumerate(open_)
-            if stream.warmup or stream.extra or stream.first_chunk_tokens != 1 or stream.lost or any(stream.reads)
+            if stream.warmup or stream.lost or any(stream.reads)
         ]
         return {
             "src": _runs([stream.src for stream in open_]),
@@ -100,6 +100,8 @@ class Streams:
             "chunks": [stream.chunks for stream in open_],
             "prompt_tokens": _runs([stream.prompt_tokens for stream in open_]),
             "part": _runs([None if stream.part is None else place.get(stream.part) for stream in open_]),
+            "extra": _runs([stream.extra for stream in open_]),
+            "first_chunk_tokens": _runs([stream.first_chunk_tokens for stream in open_]),
             "rare": rare,
             "orphans": self.orphans,
             "malformed": self.malformed,
@@ -120,10 +122,12 @@ class Streams:
             open_.append(stream)
             self.by_id[src, id_] = stream
             self.by_slot.setdefault(src, {})[slot] = stream
-        for row, warmup, extra, first_chunk_tokens, lost, large, small in state["rare"]:
+        more = zip(open_, _unrun(state["extra"]), _unrun(state["first_chunk_tokens"]), strict=True)
+        for stream, extra, first_chunk_tokens in more:
+            stream.extra, stream.first_chunk_tokens = extra, first_chunk_tokens
+        for row, warmup, lost, large, small in state["rare"]:
             stream = open_[row]
-            stream.warmup, stream.extra, stream.first_chunk_tokens = warmup, extra, first_chunk_tokens
-            stream.lost, stream.reads = lost, (large, small)
+            stream.warmup, stream.lost, stream.reads = warmup, lost, (large, small)
         self.orphans, self.malformed = state["orphans"], state["malformed"]
 
 

@@ -40,7 +40,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "gpu": [gpu for source in state.gpus.values() for gpu in _gpus(source)],
         "server": _server(state),
         "server_latency_ms": _server_latency(state),
-        "alerts": [],
+        "alerts": _alerts(state),
         "quality": _quality(client, verdicts),
         "verdicts": [_verdict(verdict) for verdict in verdicts],
     }
@@ -259,11 +259,25 @@ def _gpu(source: GpuSource, gpu: int) -> dict[str, Any]:
 
 def _energy(totals: Totals) -> tuple[float | None, str | None]:
     """The counter's difference; where the driver has none, power integrated over the samples."""
-    if totals.counted_us:
+    if totals.counted_us and totals.counted_us >= totals.integrated_us:
         return totals.energy_counter_j, "counter"
     if totals.integrated_us:
         return totals.energy_integrated_j, "integrated"
     return None, None
+
+
+def _alerts(state: RunState) -> list[dict[str, Any]]:
+    """Each stretch of throttling; `to_s` is null where it still held at the end."""
+    return [
+        {
+            "code": f"throttled_{word.replace(' ', '_')}",
+            "from_s": begin / 1e6,
+            "to_s": None if end is None else end / 1e6,
+            "gpu": source.label(gpu),
+        }
+        for source in state.gpus.values()
+        for gpu, word, begin, end in source.held()
+    ]
 
 
 def _server(state: RunState) -> dict[str, Any]:
