@@ -68,7 +68,8 @@ class Runner:
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pump_timer: asyncio.Handle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.Handle | None = None
+        self._deadline_ns: int | None = None
         self._cut_timer: asyncio.TimerHandle | None = None
         self._fatal: tuple[int, str | None] | None = None
         self._fatal_count = 0
@@ -164,7 +165,7 @@ class Runner:
         """Send what is due, a few at a time; come back for the rest when the loop has read what is there."""
         self._pump_timer = None
         for _ in range(STARTS_PER_TURN):
-            due_ns = None if self._stopping else self._schedule.next_due_ns()
+            due_ns = self._next_due_ns()
             if due_ns is None:
                 return
             if due_ns > time.monotonic_ns():
@@ -172,6 +173,12 @@ class Runner:
                 return
             self._send(self._schedule.take())
         self._pump_timer = self._loop.call_soon(self._pump)
+
+    def _next_due_ns(self) -> int | None:
+        """When the next request is to be sent; None when none is, as what is due at the deadline or later is not."""
+        due_ns = None if self._stopping else self._schedule.next_due_ns()
+        late = due_ns is not None and self._deadline_ns is not None and due_ns >= self._deadline_ns
+        return None if late else due_ns
 
     def _send(self, turn: Turn) -> None:
         warmup = self._is_warmup(turn.due_ns)
@@ -234,7 +241,8 @@ class Runner:
             if self._plan.warmup.requests or self._plan.warmup.duration_s:
                 self._phase("measure", due_ns)
             if self._plan.stop.duration_s is not None:
-                self._deadline = self._loop.call_at(due_ns / 1e9 + self._plan.stop.duration_s, self._time_is_up)
+                self._deadline_ns = due_ns + round(self._plan.stop.duration_s * 1e9)
+                self._deadline = self._loop.call_at(self._deadline_ns / 1e9, self._time_is_up)
         if self._requests_left is not None:
             self._requests_left -= 1
             if self._requests_left == 0:
@@ -246,7 +254,11 @@ class Runner:
             self.frames.event(Phase(t=self.frames.session_us(at_ns), name=name, level=0))
 
     def _time_is_up(self) -> None:
-        self._phase("drain", time.monotonic_ns())
+        """The measurement ends; what was due before and is still being paced goes out first."""
+        if self._next_due_ns() is not None:
+            self._deadline = self._loop.call_soon(self._time_is_up)
+            return
+        self._phase("drain", self._deadline_ns or time.monotonic_ns())
         self.stop(self._plan.stop.drain_s)
 
     def _stop_sending(self) -> None:

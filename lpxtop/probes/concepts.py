@@ -47,7 +47,7 @@ CONCEPTS: tuple[Concept, ...] = (
         "vllm:generation_tokens", "sglang:generation_tokens", "trtllm_generation_tokens", "generation_tokens",
         "llamacpp:tokens_predicted", "lmdeploy:generation_tokens", "dynamo_frontend_output_tokens")),
     Concept("requests_finished", "counter", (
-        "vllm:request_success", "sglang:num_requests", "trtllm_request_success", "request_finish", 
+        "vllm:request_success", "sglang:num_requests", "trtllm_request_success", "request_finish",
         "tgi_request_success",
         "lmdeploy:request_success", "dynamo_frontend_requests")),
     Concept("decode_seconds", "counter", ("llamacpp:tokens_predicted_seconds",)),

@@ -19,7 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 120_000
     block_tokens: int = 16
     max_model_len: int = 32_768
-    prefill_tokens_per_s: float = 16_000.0
+    prefill_tokens_per_s: float = 40_000.0
     step_base_s: float = 0.0065
     step_per_sequence_s: float = 0.00006
     step_per_kv_token_s: float = 0.0000001
