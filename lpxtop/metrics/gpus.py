@@ -79,8 +79,8 @@ class GpuSource:
 
     def source(self, event: Source) -> None:
         """It joined, with its inventory, or left."""
-        self.host = event.host
-        self.gone = event.state in ("left", "failed", "unavailable")
+        self.host = event.host if event.host is not None else self.host
+        self.gone = event.state in ("left", "unavailable")
         self.serves_target = bool(event.descriptor.get("serves_target", self.serves_target))
         self.inventory = list(event.descriptor.get("gpus", self.inventory))
         self.simulated = bool(event.descriptor.get("simulated", self.simulated))

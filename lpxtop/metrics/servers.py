@@ -1,7 +1,7 @@
 """The server's own metrics: what its last scrape said, and its counters as rates over a window.
 
 Values of the last scrape of each second lie in the slots (`Slot.servers`), so any window can be asked for. A counter
-that went back means that the server restarted. Must not scrape or parse.
+that went back began again at 0 (the probe tells of the restart). Must not scrape or parse.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ from lpxtop.events.records import Server
 from lpxtop.metrics.slots import Slot
 from lpxtop.metrics.view import ServerView
 
-COUNTERS = ("prefix_hits", "prefix_queries", "preemptions", "output_tokens", "prompt_tokens")
+COUNTERS = (
+    "prefix_cache_hits", "prefix_cache_queries", "preemptions", "output_tokens", "prompt_tokens", "decode_seconds",
+)  # fmt: skip
 HISTOGRAMS = ("ttft", "itl")
 _GAUGES = ("running", "waiting", "kv_usage")
 
@@ -32,16 +34,13 @@ class ServerSource:
         self.histograms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def scrape(self, event: Server, slot: Slot | None, measured: bool) -> str | None:
-        """Fold one scrape; a sentence when the server became unreachable, came back or restarted."""
+        """Fold one scrape; a sentence when the server became unreachable or came back."""
         news = self._news(event)
         self.url, self.ok, self.error, self.t = event.url, event.ok, event.error, max(self.t, event.t)
         if not event.ok:
             return news
         self.info = self.info | event.info
-        values = _flat(event)
-        if restarted := _went_back(self.values, values):
-            news = f"server restarted: {restarted} went back"
-        self.values = values
+        self.values = values = _flat(event)
         if slot is not None:
             slot.servers[self.src] = [event.t, {name: values[name] for name in _IN_SLOT if name in values}]
         if measured:
@@ -76,13 +75,13 @@ class ServerSource:
             preemptions_per_s=_rate(scrapes, "preemptions"),
             output_tokens_per_s=_rate(scrapes, "output_tokens"),
             ttft_mean_ms=_mean_ms(scrapes, "ttft"),
-            itl_mean_ms=_mean_ms(scrapes, "itl"),
+            itl_mean_ms=_itl_mean_ms(scrapes),
             info=self.info,
         )
 
     def _hit_rate(self, scrapes: list[list[Any]]) -> float | None:
         """From counters in the window; a server that only tells a rate is taken at its word."""
-        hits, queries = _difference(scrapes, "prefix_hits"), _difference(scrapes, "prefix_queries")
+        hits, queries = (_difference(scrapes, f"prefix_cache_{what}") for what in ("hits", "queries"))
         if hits is not None and queries:
             return hits / queries
         return self.values.get("prefix_hit_rate")
@@ -91,7 +90,7 @@ class ServerSource:
         """p50, p95 and p99 of what a histogram (of seconds) gained over the session, as the edges of the bucket that
         holds each: nothing finer is known. `high` is None in the last, open bucket."""
         first, last = self.histograms[name]
-        gained = _gained(first.get("buckets"), last.get("buckets"))
+        gained = _gained(first.get("le"), last.get("le"))
         total = gained[-1][1] if gained else 0.0
         if total <= 0:
             return {}
@@ -122,12 +121,6 @@ def _flat(event: Server) -> dict[str, float]:
     return values
 
 
-def _went_back(before: dict[str, float], after: dict[str, float]) -> str | None:
-    return next(
-        (name for name in (*COUNTERS, *_SUMS) if after.get(name, 0) < before.get(name, 0) and name in after), None
-    )
-
-
 def _difference(scrapes: list[list[Any]], name: str) -> float | None:
     """How much a counter grew over the scrapes; after a restart it began again at 0."""
     values = [values[name] for _, values in scrapes if name in values]
@@ -149,10 +142,18 @@ def _mean_ms(scrapes: list[list[Any]], name: str) -> float | None:
     return None if total is None or not count else 1000 * total / count
 
 
+def _itl_mean_ms(scrapes: list[list[Any]]) -> float | None:
+    """From the histogram; llama.cpp has decode time and tokens instead."""
+    mean = _mean_ms(scrapes, "itl")
+    if mean is not None:
+        return mean
+    seconds, tokens = _difference(scrapes, "decode_seconds"), _difference(scrapes, "output_tokens")
+    return 1000 * seconds / tokens if seconds and tokens else None
+
+
 def _cumulative(raw: Any) -> dict[float, float]:
-    """Upper edge -> cumulative count, from a mapping or a list of pairs."""
-    pairs = raw.items() if isinstance(raw, dict) else raw if isinstance(raw, list) else ()
-    return {float(edge): float(count) for edge, count in pairs}
+    """Upper edge -> cumulative count; edges are text on the wire, +Inf the last."""
+    return {float(edge): float(count) for edge, count in raw.items()} if isinstance(raw, dict) else {}
 
 
 def _gained(first: Any, last: Any) -> list[tuple[float, float]]:

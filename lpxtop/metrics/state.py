@@ -294,6 +294,8 @@ class RunState:
 
     def _gpu(self, event: Gpu) -> None:
         measured = self.exact is not None and self.measuring(event.t)
+        if "ok" in event.status:
+            self.gpu_note = None
         for t, level, text in self._gpu_source(event.src).sample(event, self._slot(event.t), measured):
             self.log.add(t, level, text)
 
@@ -304,7 +306,7 @@ class RunState:
         measured = self.exact is not None and self.measuring(event.t)
         news = server.scrape(event, self._slot(event.t), measured)
         if news is not None:
-            self.log.add(event.t, "info" if news.endswith("back") and "went" not in news else "warn", news)
+            self.log.add(event.t, "info" if event.ok else "warn", news)
 
     # --- out ------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,9 @@ class Node:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.counters = dict.fromkeys(("output_tokens", "preemptions", "prefix_hits", "prefix_queries"), 0.0)
+        self.counters = dict.fromkeys(
+            ("output_tokens", "preemptions", "prefix_cache_hits", "prefix_cache_queries"), 0.0
+        )
 
     def sample(self, t: int) -> list[Event]:
         rng = self.rng
