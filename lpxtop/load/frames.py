@@ -90,6 +90,22 @@ class Frames:
         del self._flying[finished.id]
         self._ended.append((flight, finished))
 
+    def broken(self, flight: Flight, error_type: str) -> Finished:
+        """The end of a flight whose client failed in a way it should not have."""
+        spec, sent_ns = flight.stream.spec, flight.stream.sent_ns
+        return Finished(
+            t=self.now_us(),
+            id=spec.id,
+            slot=spec.slot,
+            due=self.session_us(spec.due_ns),
+            sent=None if sent_ns is None else self.session_us(sent_ns),
+            warmup=spec.warmup,
+            outcome="protocol_error",
+            request_id=spec.request_id,
+            flags=["client_fault"],
+            error_type=error_type,
+        )
+
     def loop_lag(self, microseconds: float) -> None:
         self._lag[bucket(microseconds)] += 1
 

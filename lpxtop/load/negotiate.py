@@ -28,6 +28,8 @@ PROBE_PROMPT_TOKENS = 512
 SIDE_TIMEOUT_S = 2.0
 PROBE_TIMEOUT_S = 120.0
 RATE_LIMIT_WAIT_S = 30.0
+MODELS_KEPT = 50
+"""Gateways list hundreds; a header needs not."""
 _ENOUGH_PAYLOADS = 200
 _NOT_ABOUT_THE_SHAPE = frozenset({401, 403, 404, 429})
 
@@ -149,7 +151,7 @@ class _Check:
         if probe:
             shape, answer = await self._probe(shape, names)
             shape = self._calibrated(shape, answer)
-        negotiated = msgspec.structs.replace(shape, models=names, notes=tuple(self._notes))
+        negotiated = msgspec.structs.replace(shape, models=names[:MODELS_KEPT], notes=tuple(self._notes))
         return PreFlight(
             negotiated=negotiated,
             model=model,
@@ -174,15 +176,23 @@ class _Check:
         url = f"{self._plan.target.url}/models"
         while (response := await self._http.get(url, timeout=self._plan.limits.connect_s)).status_code == 503:
             await self._patience.wait(self._said(response.content) or "HTTP 503")
-        status = response.status_code
-        if status in (401, 403):
+        self._usable_list(response)
+        models = _models_in(response.content) if response.status_code == 200 else []
+        if not models:
+            self._notes.append(f"the server lists no models (/models: HTTP {response.status_code})")
+        return models, response.headers
+
+    def _usable_list(self, response: httpx.Response) -> None:
+        """Raise what the answer to /models makes certain. A named model needs no list: then the probe decides."""
+        status, named = response.status_code, self._plan.target.model is not None
+        if status == 401 or (status == 403 and not named):
             raise refusals.key_refused(response, response.content, self._secrets)
         if 300 <= status < 400:
             raise refusals.redirected(response)
-        models = _models_in(response.content) if status == 200 else []
-        if not models:
-            self._notes.append(f"the server lists no models (/models: HTTP {status})")
-        return models, response.headers
+        if status == 400 and b"https" in response.content.lower():
+            raise TargetError(f"{self._plan.target.url} is spoken to in plain http, and wants TLS", "is it https?")
+        if not named and (status != 200 or response.content.lstrip()[:1] not in (b"{", b"[")):
+            raise refusals.no_list(response)
 
     def _choose(self, models: list[dict[str, Any]], names: tuple[str, ...], probe: bool) -> str:
         asked = self._plan.target.model

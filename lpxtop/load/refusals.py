@@ -97,6 +97,15 @@ def model_unknown(model: str | None, models: tuple[str, ...], said: str) -> Targ
     return TargetError(f"the server does not know the model {model}{words}", f"{served}; choose with -m")
 
 
+def no_list(response: httpx.Response) -> TargetError:
+    """/models does not list models, and none was named."""
+    url, status = str(response.url.copy_with(query=None)), response.status_code
+    if status == 200:
+        kind = clean(response.headers.get("content-type", "something else"), 60)
+        return TargetError(f"{url} answers {kind}: no OpenAI API", "is it the right port, and the right path (…/v1)?")
+    return TargetError(f"{url} lists no models (HTTP {status})", "is the base URL right (…/v1)? Then name one with -m")
+
+
 def listed(models: tuple[str, ...], most: int = 8) -> str:
     """Names of models, not more than fit a line or two."""
     more = f" and {len(models) - most} more" if len(models) > most else ""

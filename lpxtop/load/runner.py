@@ -5,6 +5,7 @@ Starts are paced, so that a burst does not stall the loop that reads the answers
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,9 +21,12 @@ STARTS_PER_TURN = 16
 PROBE_S = 0.01
 TIMER_US = 1000
 """epoll rounds a timer up to a whole ms: lateness within it is not the loop's."""
-FATAL = frozenset({400, 401, 402, 403, 404, 405, 422})
-FATAL_IN_A_ROW = 5
-NOT_FAILED = frozenset({"ok", "not_streamed", "cut", "cancelled"})
+_FATAL = frozenset({401, 402, 403, 404, 405})
+_FATAL_IF_SAME = frozenset({400, 422})
+"""Refusals that will not turn into answers; the latter only when the server gives the same reason each time."""
+_FATAL_IN_A_ROW = 5
+_NOT_FAILED = frozenset({"ok", "not_streamed", "cut", "cancelled"})
+_log = logging.getLogger("lpxtop.load")
 
 
 def make_schedule(start: Start) -> ClosedLoop | OpenLoop:
@@ -204,12 +208,17 @@ class Runner:
         task.add_done_callback(self._tasks.discard)
 
     async def _one(self, flight: Flight) -> None:
-        finished = await self._client.send(flight.stream)
+        try:
+            finished = await self._client.send(flight.stream)
+        except Exception as error:
+            # A mistake of ours. The request must not vanish, nor hold its place for ever; its text may hold anything.
+            _log.error("request %s: %s", flight.stream.spec.request_id, type(error).__name__)
+            finished = self.frames.broken(flight, type(error).__name__)
         self._ended(flight, finished)
 
     def _ended(self, flight: Flight, finished: Finished) -> None:
         self.frames.ended(flight, finished)
-        self._schedule.ended(flight.turn, self._end_ns(finished), finished.outcome in NOT_FAILED)
+        self._schedule.ended(flight.turn, self._end_ns(finished), finished.outcome in _NOT_FAILED)
         self._watch_fatal(finished)
         if self._stopping:
             self._end_if_idle()
@@ -277,13 +286,14 @@ class Runner:
         """The same refusal of the first requests one after the other will not turn into an answer: stop asking."""
         if self._fatal_count < 0 or finished.outcome in ("cut", "cancelled"):
             return
-        reason = (finished.status or 0, finished.error)
-        if reason[0] not in FATAL or (self._fatal_count and reason != self._fatal):
+        status = finished.status or 0
+        reason = status, finished.error if status in _FATAL_IF_SAME else None
+        if status not in _FATAL | _FATAL_IF_SAME or (self._fatal_count and reason != self._fatal):
             self._fatal_count = -1
             return
         self._fatal = reason
         self._fatal_count += 1
-        if self._fatal_count == FATAL_IN_A_ROW:
-            text = f"stopped: the first {FATAL_IN_A_ROW} requests all ended with HTTP {reason[0]}: {reason[1]}"
+        if self._fatal_count == _FATAL_IN_A_ROW:
+            text = f"stopped: the first {_FATAL_IN_A_ROW} requests all ended with HTTP {status}: {finished.error}"
             self.frames.event(Mark(t=self.frames.now_us(), text=text, level="error", code="aborted"))
             self.stop(0.0)

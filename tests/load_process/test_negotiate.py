@@ -274,10 +274,37 @@ async def test_a_server_without_a_list():
     """404 on /models is tolerated when the model is named, and asks for a name otherwise."""
     async with script(lambda body: stream(), page({}, 404)) as server:
         assert (await preflight(plan(server, "m"), Secrets())).model == "m"
-        with pytest.raises(TargetError, match="does not say which models") as caught:
+        with pytest.raises(TargetError, match=r"/v1/models lists no models \(HTTP 404\)") as caught:
             await preflight(plan(server), Secrets())
 
     assert "-m" in caught.value.hint
+
+
+async def test_another_kind_of_server():
+    """A web page where the list should be: not an OpenAI API, and the path is suspected."""
+    html = (200, {"content-type": "text/html"}, b"<html>Grafana</html>")
+    async with script(lambda body: stream(), html) as server:
+        with pytest.raises(TargetError, match="answers text/html: no OpenAI API") as caught:
+            await preflight(plan(server), Secrets())
+
+    assert "/v1" in caught.value.hint
+
+
+async def test_a_key_that_may_not_list_models():
+    """403 on /models alone: a named model is probed, and the run goes on."""
+    async with script(lambda body: stream(), refuse("missing scope", 403)) as server:
+        found = await preflight(plan(server, "m"), Secrets(api_key="k"))
+
+    assert found.model == "m"
+    assert any("lists no models (/models: HTTP 403)" in note for note in found.notes)
+
+
+async def test_plain_http_where_tls_is_wanted():
+    """What nginx says to plain http on a TLS port."""
+    listed = (400, {"content-type": "text/html"}, b"The plain HTTP request was sent to HTTPS port")
+    async with script(lambda body: stream(), listed) as server:
+        with pytest.raises(TargetError, match="wants TLS"):
+            await preflight(plan(server), Secrets())
 
 
 # --- which server, how busy ----------------------------------------------------------------------------------------

@@ -239,6 +239,39 @@ async def test_a_dead_server_is_not_hammered():
     assert {event.target for event in run.of(LoadSample)} == {4}
 
 
+async def test_a_mistake_of_ours_is_a_record_too():
+    """A client that raises: the request has its finished line, the level is kept, nothing of the error's text leaks."""
+    async with Server(tokens=1) as server, running(server.url, stop=Stop(requests=3)) as run:
+        send, calls = run.client.send, itertools.count()
+
+        async def sometimes(stream):
+            if next(calls) == 1:
+                raise RuntimeError("secret")
+            return await send(stream)
+
+        run.client.send = sometimes
+
+    assert sorted(event.outcome for event in run.of(Finished)) == ["ok", "ok", "protocol_error"]
+    assert {event.error_type for event in run.of(Finished)} == {None, "RuntimeError"}
+    assert "secret" not in str(run.events)
+    check_frames(run.events)
+
+
+async def test_stop_before_anything_was_sent():
+    """A session that is ended while READY: the load process ends at once."""
+    async with Server() as server:
+        run = Run(server.url)
+        await run.client.start()
+        task = asyncio.create_task(run.runner.run())
+        await asyncio.sleep(0.05)
+        run.runner.stop(30.0)
+        await asyncio.wait_for(task, 1)
+        await run.client.aclose()
+
+    assert server.seen == []
+    assert [type(event) for event in run.events] == [LoadSample]
+
+
 @pytest.mark.parametrize(("status", "outcome"), [(401, "http_4xx"), (404, "http_4xx")])
 async def test_a_refusal_repeated_ends_the_run(status, outcome):
     """Five times the same 401 or 404 at the very start: a mark of level error, code aborted, and the end."""
