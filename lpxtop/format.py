@@ -17,7 +17,7 @@ def significant(value: float | None, digits: int = 3) -> str:
     magnitude = abs(value)
     if magnitude >= 10 ** (digits - 1) or value == 0:
         return f"{value:,.0f}".replace(",", " ")
-    decimals = digits - 1
+    decimals = 0
     while decimals < 6 and magnitude < 10 ** (digits - 1 - decimals):
         decimals += 1
     return f"{value:.{decimals}f}"

@@ -10,10 +10,22 @@ from rich.cells import cell_len, set_cell_size
 Span = tuple[str, str]
 Row = tuple[Span, ...]
 
-ASCII = str.maketrans("–…→←●○◆▶■□▸▴▾×·°µ│─╭╮╰╯├┤┬┴┼┊━┄═≤≥✓█▉▊▋▌▍▎▏▇▆▅▄▃▂▁▀", "-.><*o*>#o>^v*.'u|-++++|++++:=.=<>v####=-- #==--.. \"")
+_ASCII = {
+    "-": "–─━", ".": "…·▁▂", ">": "→▶▸≥", "<": "←≤", "o": "○□", "O": "●", "*": "◆×", "#": "■█▉▊▋▌▇▆▅▄▀", "v": "▾✓",
+    "^": "▴", "'": "°", "u": "µ", "|": "│├┤▏", "+": "╭╮╰╯┬┴┼", ":": "┊┄", "=": "═▍▎▃",
+}  # fmt: skip
+_CODEPAGE = {"┌": "╭", "┐": "╮", "└": "╰", "┘": "╯", "█": "▉▊▋▇▆", "▌": "▍▎", "▄": "▅▃▂▁", " ": "▏", "|": "┊", "-": "┄",
+             "=": "━", "■": "◆", "►": "▶▸"}  # fmt: skip
+
+
+def _table(groups: dict[str, str]) -> dict[int, str]:
+    return {ord(character): plain for plain, drawn in groups.items() for character in drawn}
+
+
+ASCII = _table(_ASCII)
 """Every drawing character the panels use, as plain ASCII of the same width."""
-CODEPAGE = str.maketrans("╭╮╰╯▉▊▋▍▎▏▇▆▅▃▂▁┊┄━◆▸", "┌┐└┘████▌▌ ███▄▄ :-═■>")
-"""The few that old console fonts lack."""
+CODEPAGE = _table(_CODEPAGE)
+"""Only the few that old console fonts lack."""
 
 
 def line(*parts: str | Span) -> Row:
