@@ -82,7 +82,9 @@ class GpuSource:
         self.host = event.host if event.host is not None else self.host
         self.gone = event.state in ("left", "unavailable")
         self.serves_target = bool(event.descriptor.get("serves_target", self.serves_target))
-        self.inventory = list(event.descriptor.get("gpus", self.inventory))
+        given = event.descriptor.get("gpus", self.inventory)
+        if isinstance(given, list):
+            self.inventory = [gpu if isinstance(gpu, dict) else {} for gpu in given]
         self.simulated = bool(event.descriptor.get("simulated", self.simulated))
 
     def sample(self, event: Gpu, slot: Slot | None, measured: bool) -> list[Alert]:

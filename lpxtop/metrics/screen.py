@@ -81,7 +81,7 @@ def _server_name(state: "RunState") -> str:
 
 
 def load_view(state: "RunState") -> LoadView:
-    plan = {} if state.header is None else state.header.plan.get("load", {})
+    plan = state.plan.get("load", {})
     live = state.load.live
     applied = [sample.target for sample in live if sample.target is not None]
     rates = [sample.rate for sample in live if sample.rate is not None]
@@ -225,7 +225,7 @@ def judge(
     """The quality verdicts: of the client (over a window or a run), the answers since the start, and the level."""
     current = state.timeline.current
     slots = [] if current is None else steady_slots(state, current.index)
-    sampling = {} if state.header is None else state.header.plan.get("sampling", {})
+    sampling = state.plan.get("sampling", {})
     return quality.judge(
         quality.Evidence(
             client=client,

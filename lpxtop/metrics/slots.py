@@ -7,7 +7,10 @@ phases, levels or exact counts.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lpxtop.metrics.distribution import Counts, merged, pack, percentiles, unpack
+from lpxtop.events.buckets import bucket
+from lpxtop.events.records import Finished
+from lpxtop.metrics import definitions
+from lpxtop.metrics.distribution import Counts, add, merged, pack, percentiles, unpack
 
 SLOT_US = 1_000_000
 KEPT = 300
@@ -83,6 +86,29 @@ class Slot:
         if self.ttft_row is None:
             self.ttft_row = _chart_row(self.ttft)
         return self.ttft_row
+
+    def started(self, ttft_us: int | None, prompt_tokens: int | None) -> None:
+        """A measured request showed its first token: the prompt was processed."""
+        if ttft_us is not None:
+            add(self.ttft, bucket(ttft_us))
+        if prompt_tokens is not None:
+            self.input_tokens += prompt_tokens
+
+    def ended_with(self, request: Finished, end: int, streamed: bool, good: bool) -> None:
+        """A measured request ended in this second."""
+        self.ok += request.outcome == "ok"
+        self.failed += definitions.failed(request)
+        self.good += good
+        self.ended += 1
+        self.residence_us += 0 if request.sent is None else end - request.sent
+        if request.output_tokens is not None:
+            self.usage_tokens += request.output_tokens
+            self.usage_chunks += request.chunks
+        per_token, whole = definitions.tpot(request), definitions.e2e(request)
+        if request.outcome == "ok" and streamed and per_token is not None:
+            add(self.tpot, bucket(per_token / 1000))
+        if request.outcome in definitions.ANSWERED and whole is not None:
+            add(self.e2e, bucket(whole))
 
     def snapshot(self) -> dict[str, Any]:
         """What differs from an empty slot."""

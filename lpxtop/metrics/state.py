@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from lpxtop.errors import RecordingError, UsageError
-from lpxtop.events.buckets import bucket
 from lpxtop.events.records import (
     AnyEvent,
     Arrivals,
@@ -34,14 +33,14 @@ from lpxtop.metrics import definitions, screen, slo
 from lpxtop.metrics.arrivals import Cell, into_cells
 from lpxtop.metrics.client import ClientTotals, LoadSources
 from lpxtop.metrics.counts import RequestCounts
-from lpxtop.metrics.distribution import add, count_all, merge, split_correction, tick_bucket
+from lpxtop.metrics.distribution import count_all, merge, split_correction, tick_bucket
 from lpxtop.metrics.eventlog import EventLog
 from lpxtop.metrics.exact import Exact
 from lpxtop.metrics.gpus import GpuSource
 from lpxtop.metrics.levels import Timeline
 from lpxtop.metrics.servers import ServerSource
 from lpxtop.metrics.slots import KEPT, SLOT_US, Ring, Slot
-from lpxtop.metrics.streams import Stream, Streams
+from lpxtop.metrics.streams import Stream, Streams, is_buffered
 from lpxtop.metrics.view import RunView
 
 _KEYFRAME_VERSION = 1
@@ -56,6 +55,7 @@ class RunState:
         self.exact = Exact() if exact else None
         self.client_totals = ClientTotals() if exact else None
         self.header: Header | None = None
+        self.plan: dict[str, dict[str, Any]] = {}
         self.slo: tuple[slo.Term, ...] = ()
         self.t = 0
         self.reason: str | None = None
@@ -111,10 +111,12 @@ class RunState:
 
     def _header(self, event: Header) -> None:
         self.header = event
-        plan = event.plan
-        load = plan.get("load", {})
+        self.plan = {name: part for name, part in event.plan.items() if isinstance(part, dict)}
         self.slo = _terms(event.slo)
-        self.timeline.settle_us = round(plan.get("settle_s", _DEFAULT_SETTLE_S) * 1e6)
+        settle_s = event.plan.get("settle_s")
+        if isinstance(settle_s, int | float):
+            self.timeline.settle_us = max(0, round(settle_s * 1e6))
+        load = self.plan.get("load", {})
         self.target, self.rate = load.get("concurrency"), load.get("rate")
 
     def _source(self, event: Source) -> None:
@@ -220,7 +222,7 @@ class RunState:
         self.counts.unknown_chunks += cell.unknown
         if cell.slot is not None:
             for stream in cell.started:
-                _started(cell.slot, stream)
+                cell.slot.started(stream.first, stream.prompt_tokens)
 
     def _finished(self, event: Finished) -> None:
         stream = self.streams.finished(event)
@@ -248,7 +250,7 @@ class RunState:
         if definitions.failed(event):
             self.log.failure(end, event)
         if (slot := self._slot(end)) is not None:
-            _ended(slot, event, end, streamed, good)
+            slot.ended_with(event, end, streamed, good)
 
     def _input(self, event: Finished, stream: Stream | None, end: int) -> None:
         """Prompt tokens count when the first token shows that the prompt was processed; what was expected then is
@@ -369,47 +371,6 @@ class RunState:
             self.servers[src] = ServerSource(src)
             self.servers[src].restore(state)
         return self
-
-
-def is_buffered(request: Finished, stream: Stream | None) -> bool:
-    """Whether the answer came in one or two pieces: its times then are those of whatever gathered it.
-
-    Either the reads say so, or eight chunks and more came within 5 % of the whole wait and faster than any decoder
-    writes (0.3 ms a chunk): a long queue before a short answer is not buffering.
-    """
-    if request.outcome != "ok":
-        return False
-    if "buffered" in request.flags or (stream is not None and stream.buffered(request.chunks)):
-        return True
-    first, last = request.first_token_us, request.last_token_us
-    if request.chunks < 8 or first is None or last is None:
-        return False
-    return last - first <= 0.05 * last and last - first < 300 * (request.chunks - 1)
-
-
-def _started(slot: Slot, stream: Stream) -> None:
-    """A measured request showed its first token."""
-    if stream.first is not None:
-        add(slot.ttft, bucket(stream.first))
-    if stream.prompt_tokens is not None:
-        slot.input_tokens += stream.prompt_tokens
-
-
-def _ended(slot: Slot, request: Finished, end: int, streamed: bool, good: bool) -> None:
-    """A measured request ended in this second."""
-    slot.ok += request.outcome == "ok"
-    slot.failed += definitions.failed(request)
-    slot.good += good
-    slot.ended += 1
-    slot.residence_us += 0 if request.sent is None else end - request.sent
-    if request.output_tokens is not None:
-        slot.usage_tokens += request.output_tokens
-        slot.usage_chunks += request.chunks
-    per_token, whole = definitions.tpot(request), definitions.e2e(request)
-    if request.outcome == "ok" and streamed and per_token is not None:
-        add(slot.tpot, bucket(per_token / 1000))
-    if request.outcome in definitions.ANSWERED and whole is not None:
-        add(slot.e2e, bucket(whole))
 
 
 def _terms(texts: Sequence[str]) -> tuple[slo.Term, ...]:

@@ -52,8 +52,9 @@ def summary(state: RunState) -> dict[str, Any]:
 def _measured(state: RunState, counted: Exact) -> tuple[list[Figures], float | None]:
     """Where the measurement's arrivals are, and how long it was.
 
-    From the begin of measuring to its end, pauses left out. A run that stops after so many requests is measured to
-    the end of the last one; any other to the moment the load ended, so that the drain's thin tail is not in the rates.
+    From the first measured request's due time to the end of measuring, pauses left out. A run that stops after so
+    many requests is measured to the end of the last one; any other to the moment the load ended, so that the drain's
+    thin tail is not in the rates.
     """
     timeline, counts = state.timeline, state.counts
     if timeline.first_measure is None:
@@ -61,7 +62,8 @@ def _measured(state: RunState, counted: Exact) -> tuple[list[Figures], float | N
             return [counted.of_part(timeline.parts[0])], None
         return counted.all(), max(0, counts.last_end - counts.first_due) / 1e6 or None
     kinds = ["settle"]
-    measured_us = timeline.measured_us
+    idle_us = 0 if counts.first_due is None else max(0, counts.first_due - timeline.first_measure)
+    measured_us = timeline.measured_us - idle_us
     if timeline.measure_from is not None:
         measured_us += max(0, screen.known_until(state) - timeline.measure_from)
     elif _stopped_by_requests(state) and counts.last_end is not None and timeline.closed_at is not None:
@@ -72,8 +74,8 @@ def _measured(state: RunState, counted: Exact) -> tuple[list[Figures], float | N
 
 
 def _stopped_by_requests(state: RunState) -> bool:
-    wanted = None if state.header is None else state.header.plan.get("stop", {}).get("requests")
-    return wanted is not None and state.counts.due >= wanted
+    wanted = state.plan.get("stop", {}).get("requests")
+    return isinstance(wanted, int) and state.counts.due >= wanted
 
 
 # --- sections -----------------------------------------------------------------------------------------------------

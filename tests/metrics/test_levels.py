@@ -120,7 +120,7 @@ def test_a_pause_is_not_measured() -> None:
     )  # fmt: skip
     assert summary(state)["levels"][0]["measured_s"] == 4.0
     assert len(state.view().levels) == 1
-    assert summary(state)["run"]["duration_s"] == 8.0
+    assert summary(state)["run"]["duration_s"] == 5.0  # from the first due request, at 3 s
 
 
 def test_every_load_process_may_tell_the_same_phase() -> None:
@@ -137,27 +137,38 @@ def test_failed_requests_of_a_level() -> None:
 
 
 def test_a_run_of_so_many_requests_is_measured_to_its_last_token() -> None:
-    """Two requests asked for; the load ends with the second's sending at 3 s, its last token comes at 6 s: 6 s."""
+    """Two requests asked for; the load ends with the second's sending at 3 s, its last token comes at 6 s.
+
+    The first was due at 0.5 s: 5.5 s.
+    """
     state = RunState()
     state.apply(header(plan={"settle_s": 0.0, "stop": {"requests": 2}, "load": {}}))
     for event in [phase(0), *whole(1, 0.5, 2), *whole(2, 3, 6)[:1], phase(3, "drain"), *whole(2, 3, 6)[1:]]:
         state.apply(event)
     state.apply(End(t=8 * S, reason="done"))
     found = summary(state)
-    assert found["run"]["duration_s"] == 6.0
-    assert found["throughput"]["output_tokens_per_s"] == pytest.approx(1.0)
-    assert found["throughput"]["requests_per_s"] == pytest.approx(2 / 6)
+    assert found["run"]["duration_s"] == 5.5
+    assert found["throughput"]["output_tokens_per_s"] == pytest.approx(6 / 5.5)
+    assert found["throughput"]["requests_per_s"] == pytest.approx(2 / 5.5)
 
 
 def test_a_run_of_so_long_leaves_the_drain_out_of_its_rates() -> None:
-    """Load ends at 5 s; the tokens that come later are in the latencies, not in the throughput."""
+    """First due at 3 s, load ends at 5 s; tokens that come later are in the latencies, not in the throughput."""
     state = fold(
         phase(0), whole(1, 3, 4), phase(5, "drain"), whole(2, 4.5, 9), End(t=9 * S, reason="done"), settle_s=0.0
     )
     found = summary(state)
-    assert found["run"]["duration_s"] == 5.0
-    assert found["throughput"]["output_tokens_per_s"] == pytest.approx((3 + 2) / 5)
+    assert found["run"]["duration_s"] == 2.0
+    assert found["throughput"]["output_tokens_per_s"] == pytest.approx((3 + 2) / 2)
     assert found["latency_ms"]["ttft"]["count"] == 2
+
+
+def test_waiting_for_the_first_request_is_not_measured() -> None:
+    """Phase at 0 s, first request due at 1 s, load ends at 5 s: 4 s."""
+    state = fold(phase(0), whole(1, 1, 2), phase(5, "drain"), End(t=6 * S, reason="done"), settle_s=0.0)
+    found = summary(state)
+    assert found["run"]["duration_s"] == 4.0
+    assert found["throughput"]["output_tokens_per_s"] == pytest.approx(3 / 4)
 
 
 def test_drift_makes_a_level_unsteady() -> None:
