@@ -44,6 +44,7 @@ class Playback:
                 await asyncio.sleep(TICK_S)
         finally:
             scan.cancel()
+            self._player.close()
 
     async def _scan_marks(self) -> None:
         """Marks for the scrub bar, gathered in slices short enough for the screen not to notice."""

@@ -5,6 +5,7 @@ what the bytes mean beyond HTTP/1.1 framing.
 """
 
 import asyncio
+import functools
 import socket
 import ssl
 import time
@@ -15,6 +16,7 @@ import httptools
 import httpx
 import msgspec
 
+from lpxtop.errors import UsageError
 from lpxtop.load import stamps
 
 READ_BYTES = 1 << 16
@@ -22,7 +24,10 @@ _mono = time.monotonic_ns
 
 
 class Timing(msgspec.Struct):
-    """How the connection of an exchange came about. Parts that did not happen are None."""
+    """How the connection of an exchange came about. Parts that did not happen are None.
+
+    `lenient` turns True when the answer's head broke a rule that curl overlooks too (bare LF line ends).
+    """
 
     connection: str = "new"  # new, reused
     dns_us: int | None = None
@@ -30,11 +35,16 @@ class Timing(msgspec.Struct):
     tls_us: int | None = None
     alpn: str | None = None
     attempts: int = 1
+    lenient: bool = False
 
 
 class Sink(Protocol):
     """Receives an exchange as it happens. All stamps are CLOCK_MONOTONIC ns; `kernel_ns` equals `user_ns` when the
-    kernel gave none."""
+    kernel gave none, and a read that completes several pieces of body gives all of them the same two.
+
+    `sent` comes again when a stale connection made a second attempt necessary. `end` comes once, except when there
+    was no connection at all or the caller cancelled.
+    """
 
     def sent(self, sent_ns: int, timing: Timing) -> None: ...
 
@@ -54,6 +64,11 @@ class Stats(msgspec.Struct):
     reused: int = 0
     stale: int = 0
     kernel: bool = True  # the kernel stamps
+
+    @property
+    def timestamp_source(self) -> str | None:
+        """`kernel` or `user`; None before the first connection."""
+        return None if not self.new else "kernel" if self.kernel else "user"
 
 
 class StaleConnection(httpx.RemoteProtocolError):
@@ -80,8 +95,14 @@ class Connection:
         self._last_ns = 0
         self._writing = False
         self._fd = sock.fileno()
+        self._receive: Callable[[], tuple[bytes, list[Any], int, Any]] = (
+            functools.partial(sock.recvmsg, READ_BYTES, stamps.ANCILLARY_BYTES)
+            if hasattr(sock, "recvmsg")
+            else self._receive_plain
+        )
         self.exchange: Exchange | None = None
         self.open = True
+        self.broken = False  # the peer takes no more bytes
         self.uses = 0
         self.idle_timer: asyncio.TimerHandle | None = None
         self.on_close: Callable[[Connection], None] = lambda _: None
@@ -89,9 +110,13 @@ class Connection:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
+    def _receive_plain(self) -> tuple[bytes, list[Any], int, Any]:
+        """Where there is no `recvmsg` (Windows)."""
+        return self._sock.recv(READ_BYTES), [], 0, None
+
     def _readable(self) -> None:
         try:
-            data, ancillary, _flags, _address = self._sock.recvmsg(READ_BYTES, stamps.ANCILLARY_BYTES)
+            data, ancillary, _flags, _address = self._receive()
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -145,6 +170,8 @@ class Connection:
             self.close()  # bytes nobody asked for
             return
         exchange.kernel_ns, exchange.user_ns = kernel, now
+        if not exchange.any:
+            exchange.look_at_line_end(data)
         try:
             exchange.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -186,8 +213,12 @@ class Connection:
             self._write_buffer += data
             self._pump()
         else:
-            self._tls.write(data)
-            self._flush_tls()
+            try:
+                self._tls.write(data)
+            except ssl.SSLError as error:
+                self._lost(httpx.WriteError(str(error)))
+            else:
+                self._flush_tls()
 
     def _flush_tls(self) -> None:
         assert self._outgoing is not None
@@ -211,6 +242,7 @@ class Connection:
                 self._loop.add_writer(self._fd, self._pump)
             return
         except OSError:
+            self.broken = True
             self._write_buffer.clear()  # do not fail yet: the answer (a 413, say) may be waiting to be read
         if self._writing:
             self._writing = False
@@ -226,7 +258,18 @@ class Connection:
 
     @property
     def unsent(self) -> bool:
+        """Part of the request has not been taken by the kernel."""
         return bool(self._write_buffer)
+
+    @property
+    def reusable(self) -> bool:
+        """Nothing of this side's stands in the way of another exchange."""
+        return self.open and not self.broken and not self._write_buffer
+
+    def abandon(self) -> None:
+        """Close it under a running exchange, which hears nothing of it."""
+        self.exchange = None
+        self.close()
 
     def close(self) -> None:
         if not self.open:
@@ -242,10 +285,16 @@ class Connection:
 
 
 class Exchange:
-    """One request and its answer on a connection: the parser's callbacks, and how the answer ends."""
+    """One request and its answer on a connection: the parser's callbacks, and how the answer ends.
 
-    def __init__(self, connection: Connection, sink: Sink, timing: Timing, *, head_only: bool) -> None:
-        self._connection, self._sink, self._timing, self._head_only = connection, sink, timing, head_only
+    `done` resolves when the answer is complete (with `until_head`: when its head is there), or raises what came instead.
+    """
+
+    def __init__(
+        self, connection: Connection, sink: Sink, timing: Timing, *, head_only: bool, until_head: bool = False
+    ) -> None:
+        self._connection, self._sink, self._timing = connection, sink, timing
+        self._head_only, self._until_head = head_only, until_head
         self._headers: list[tuple[bytes, bytes]] = []
         self._sent_ns: int | None = None
         self._told_sent = False
@@ -261,11 +310,24 @@ class Exchange:
     def sending(self, now_ns: int) -> None:
         self._sent_ns = now_ns
 
+    @property
+    def progress_ns(self) -> int:
+        """When bytes last moved, in either direction."""
+        return max(self._sent_ns or 0, self.user_ns)
+
     def written(self) -> None:
         """Everything is with the kernel: tell the sink when the last `send()` began."""
         if not self._told_sent and self._sent_ns is not None:
             self._told_sent = True
             self._sink.sent(self._sent_ns, self._timing)
+
+    # the answer
+
+    def look_at_line_end(self, data: bytes) -> None:
+        """Note a status line without CR: accepted, as by curl, and said."""
+        end = data.find(b"\n")
+        if end > 0 and data[end - 1] != 13:  # CR
+            self._timing.lenient = True
 
     # the parser's callbacks
 
@@ -288,6 +350,8 @@ class Exchange:
         self.framed = bodiless or bool({b"content-length", b"transfer-encoding"} & names)
         self.head_done = True
         self._sink.head(self.status, self._headers, self.kernel_ns, self.user_ns)
+        if self._until_head:
+            self._settle(None)
         if self._head_only:
             self.finish(reusable=False)
 
@@ -306,16 +370,37 @@ class Exchange:
         self.complete, self.reusable = True, reusable
         if self._connection.exchange is self:
             self._connection.exchange = None
-        self._sink.end(None, self.user_ns)
-        if not self.done.done():
-            self.done.set_result(None)
+        try:
+            self._sink.end(None, self.user_ns)
+        except Exception as fault:
+            self._settle(fault)
+        else:
+            self._settle(None)
 
     def fail(self, error: Exception) -> None:
-        if self.complete or self.done.done():
+        if self.complete:
             return
         self.complete = True
-        self._sink.end(error, _mono())
-        self.done.set_exception(error)
+        if not isinstance(error, StaleConnection):  # that one is tried again
+            self._sink.end(error, _mono())
+        self._settle(error)
+
+    def _settle(self, error: Exception | None) -> None:
+        if self.done.done():  # the caller gave up
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+def require_reader(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise UsageError for a loop that cannot watch a socket for this module: Windows' default one."""
+    proactor = getattr(asyncio, "ProactorEventLoop", None)
+    if proactor is not None and isinstance(loop, proactor):
+        raise UsageError(
+            "this event loop cannot tell when a socket has bytes to read", "run the load on asyncio.SelectorEventLoop"
+        )
 
 
 def _lenient(parser: Any) -> None:

@@ -3,25 +3,32 @@
 Accepts whatever shape a server sends; never raises for JSON. Must not keep state between payloads or read a clock.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
+TEXT_BYTES = 16_384
+"""Of a body that is no JSON, so much is looked at for words."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _FATAL_FINISH = frozenset({"abort", "error", "insufficient_system_resource", "parse_error"})
 TIMING_OBJECTS = ("timings", "metrics", "perf_metrics")
 
 
-class Facts(msgspec.Struct):
+class Facts(msgspec.Struct, gc=False):
     """What a payload says. `tokens` is the number of tokens in this chunk when the payload itself tells it.
 
-    `cumulative` is continuous usage's completion count so far. `error` is (type, message).
+    `cumulative` is the completion count so far of a payload with choices (continuous usage, or final usage in the
+    last chunk); `output_tokens` that of a usage payload without choices. `index` is the choice's (n > 1). `error` is
+    (type, message). `common` says that there is nothing in it but text and counts.
     """
 
     is_event: bool = False  # has choices: what some tools call the first token
     bears: bool = False
     reasoning: bool = False
     content: bool = False
+    common: bool = False
+    index: int = 0
     tokens: int | None = None
     token_source: str | None = None
     cumulative: int | None = None
@@ -35,24 +42,40 @@ class Facts(msgspec.Struct):
     flags: tuple[str, ...] = ()
 
 
-class _Delta(msgspec.Struct, forbid_unknown_fields=True):
-    """A delta of the common kind. Any other field may bear tokens (reasoning, tool calls), so it must be looked at."""
+class _Delta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A delta of the common kind. Any field not named here may bear tokens, so such a delta must be looked at."""
 
     content: str | None = None
     role: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    reasoning_details: None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    text: str | None = None
     index: int = 0
-    finish_reason: str | None = None
+    message: None = None
+    finish_reason: None = None
     logprobs: None = None
     token_ids: None = None
+    output_ids: None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
+    completion_tokens: int
+    prompt_tokens: int | None = None
+    completion_tokens_details: None = None
+    prompt_tokens_details: None = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
     choices: tuple[_Choice]
-    usage: None = None
+    usage: _Usage | None = None
     error: None = None
     timings: None = None
     metrics: None = None
@@ -62,20 +85,40 @@ class _Chunk(msgspec.Struct):
 
 _decode_common = msgspec.json.Decoder(_Chunk).decode
 
-CONTENT = Facts(is_event=True, bears=True, content=True)
+CONTENT = Facts(is_event=True, bears=True, content=True, common=True)
 """The facts of a plain content chunk: shared, never changed."""
-EMPTY = Facts(is_event=True)
+REASONING = Facts(is_event=True, bears=True, reasoning=True, common=True)
+EMPTY = Facts(is_event=True, common=True)
 
 
 def read(payload: bytes) -> Facts:
     """The facts of one `data` payload (not `[DONE]`)."""
     try:
-        choice = _decode_common(payload).choices[0]
+        chunk = _decode_common(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _read_any(payload)
-    if choice.finish_reason is None and choice.index == 0:
-        return CONTENT if choice.delta.content else EMPTY
-    return _read_any(payload)
+    choice = chunk.choices[0]
+    if choice.index:
+        return _read_any(payload)
+    delta = choice.delta
+    if delta is None:
+        facts = CONTENT if choice.text else EMPTY
+    elif delta.content:
+        facts = CONTENT if not (delta.reasoning_content or delta.reasoning) else _read_any(payload)
+    else:
+        facts = REASONING if delta.reasoning_content or delta.reasoning else EMPTY
+    usage = chunk.usage
+    return facts if usage is None or not facts.common else _counted(facts, usage)
+
+
+def _counted(facts: Facts, usage: _Usage) -> Facts:
+    """The same with continuous usage."""
+    if usage.completion_tokens < 0:
+        return facts
+    return Facts(
+        is_event=True, common=True, bears=facts.bears, reasoning=facts.reasoning, content=facts.content,
+        cumulative=usage.completion_tokens, input_tokens=usage.prompt_tokens,
+    )  # fmt: skip
 
 
 def _read_any(payload: bytes) -> Facts:
@@ -92,18 +135,19 @@ def _read_any(payload: bytes) -> Facts:
         return Facts(flags=("bad_json",))
     facts = Facts(flags=flags)
     facts.error = error_of(data)
-    _read_usage(data, facts)
-    _read_timings(data, facts)
     choices = data.get("choices")
     if isinstance(choices, list) and choices:
         facts.is_event = True
         for choice in choices:
             if isinstance(choice, dict):
                 _read_choice(choice, facts)
+    _read_usage(data, facts)
+    _read_timings(data, facts)
     return facts
 
 
 def _read_choice(choice: dict[str, Any], facts: Facts) -> None:
+    facts.index = _integer(choice.get("index")) or 0
     delta = choice.get("delta")
     if isinstance(delta, dict):
         _read_delta(delta, facts)
@@ -169,8 +213,11 @@ def _read_usage(data: dict[str, Any], facts: Facts) -> None:
     if not isinstance(usage, dict):
         return
     facts.input_tokens = _integer(usage.get("prompt_tokens", usage.get("input_tokens")))
-    facts.output_tokens = _integer(usage.get("completion_tokens", usage.get("output_tokens")))
-    facts.cumulative = facts.output_tokens
+    output = _integer(usage.get("completion_tokens", usage.get("output_tokens")))
+    if facts.is_event:
+        facts.cumulative = output
+    else:
+        facts.output_tokens = output
     for container, field, name in (
         ("completion_tokens_details", "reasoning_tokens", "reasoning_tokens"),
         ("prompt_tokens_details", "cached_tokens", "cached_tokens"),
@@ -217,14 +264,15 @@ def error_of(data: Any) -> tuple[str, str] | None:
     if not isinstance(data, dict):
         return None
     error = data.get("error")
-    if isinstance(error, dict):
+    if isinstance(error, dict) and error:
         kind = error.get("type") or error.get("code") or "error"
         message = error.get("message") or error.get("detail") or msgspec.json.encode(error).decode()
         return str(kind), str(message)
     if isinstance(error, str) and error:
         return str(data.get("error_type") or data.get("type") or "error"), error
     if data.get("object") == "error" or data.get("type") == "error":
-        return str(data.get("code") or data.get("type") or "error"), str(data.get("message") or "no message")
+        kind = data.get("type") if data.get("type") != "error" else None
+        return str(kind or data.get("code") or "error"), str(data.get("message") or "no message")
     detail = data.get("detail")
     if detail and "choices" not in data:
         return "detail", detail if isinstance(detail, str) else _details(detail)
@@ -242,6 +290,10 @@ def _details(detail: Any) -> str:
     return str(detail)
 
 
+_TAGS = re.compile(r"<(script|style).*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+_MESSAGE_FIELDS = ("message", "Message", "msg", "title", "reason")
+
+
 def error_text(body: bytes) -> tuple[str | None, str]:
     """(type, message) of an error response's body: JSON of any shape, else the text without HTML tags."""
     try:
@@ -253,11 +305,9 @@ def error_text(body: bytes) -> tuple[str | None, str]:
     found = error_of(data)
     if found:
         return found
-    if isinstance(data, dict) and isinstance(data.get("message"), str):
-        return None, data["message"]
-    text = body[:2000].decode("utf-8", "replace")
-    if "<" in text:
-        import re
-
-        text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", text, flags=re.S | re.I)
-    return None, " ".join(text.split())
+    if isinstance(data, dict):
+        for field in _MESSAGE_FIELDS:
+            if isinstance(data.get(field), str):
+                return None, data[field]
+    text = body[:TEXT_BYTES].decode("utf-8", "replace")
+    return None, " ".join((_TAGS.sub(" ", text) if "<" in text else text).split())

@@ -16,17 +16,19 @@ class SseParser:
     without the last blank line.
     """
 
-    __slots__ = ("_data", "_dropping", "_event", "_rest", "_size", "_skip_lf", "_started", "comments", "event_names",
-                 "oversize", "torn_end")  # fmt: skip
+    __slots__ = ("_begun", "_clean", "_data", "_dropping", "_event", "_partial", "_partial_bytes", "_size", "_skip_lf",
+                 "comments", "event_names", "oversize", "torn_end")  # fmt: skip
 
     def __init__(self) -> None:
-        self._rest = b""  # an unfinished line
+        self._partial: list[bytes] = []  # pieces of an unfinished line
+        self._partial_bytes = 0
         self._data: list[bytes] = []  # data lines of the unfinished event
         self._size = 0
         self._event: bytes | None = None
         self._skip_lf = False  # the last read ended with CR: an LF that follows belongs to it
         self._dropping = False
-        self._started = False
+        self._begun = False  # past a byte order mark
+        self._clean = False  # between two events, nothing held back
         self.event_names: dict[int, bytes] = {}
         self.comments = 0
         self.oversize = 0
@@ -34,47 +36,60 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads that these bytes complete, in order."""
-        # The common read: one or more whole `data: …\n\n` events, nothing pending.
-        if not self._rest and not self._data and self._started and not self._skip_lf and chunk[-2:] == b"\n\n":
+        if self._clean and chunk[-1:] == b"\n":
             payloads = _plain_events(chunk)
             if payloads is not None:
-                if self.event_names:
-                    self.event_names = {}
                 return payloads
         return self._feed_lines(chunk)
 
     def _feed_lines(self, chunk: bytes) -> list[bytes]:
         self.event_names = {}
+        chunk = self._without_mark(chunk)
         if self._skip_lf and chunk:
+            chunk = chunk[1:] if chunk[0] == 10 else chunk  # LF
             self._skip_lf = False
-            if chunk[:1] == b"\n":
-                chunk = chunk[1:]
-        buffer = self._rest + chunk if self._rest else chunk
-        if not self._started:
-            if len(buffer) < 3 and _BOM.startswith(buffer):
-                self._rest = buffer
-                return []
-            buffer = buffer.removeprefix(_BOM)
-            self._started = True
-        self._skip_lf = buffer[-1:] == b"\r"
-        lines = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n") if b"\r" in buffer else (
-            buffer.split(b"\n")
-        )  # fmt: skip
-        self._rest = self._bounded(lines.pop())
+        if not chunk:
+            return []
+        if b"\r" in chunk:
+            self._skip_lf = chunk[-1] == 13  # CR
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        unfinished = lines.pop()
+        if lines and self._partial:
+            lines[0] = b"".join([*self._partial, lines[0]])
+            self._partial, self._partial_bytes = [], 0
         payloads: list[bytes] = []
         for line in lines:
             self._line(line, payloads)
+        self._hold_back(unfinished)
+        self._clean = not (self._partial or self._data or self._event or self._skip_lf or self._dropping)
+        if self._clean and self.event_names:
+            self._clean = False  # the short way leaves the names as they are
         return payloads
 
-    def _bounded(self, rest: bytes) -> bytes:
-        """An unfinished line beyond the cap is dropped with its event; its tail is swallowed as it comes."""
-        if len(rest) + self._size <= MAX_EVENT_BYTES:
-            return rest
-        if not self._dropping:
+    def _without_mark(self, chunk: bytes) -> bytes:
+        """Strip one byte order mark at the start of the stream, however it is cut."""
+        if self._begun:
+            return chunk
+        start = b"".join([*self._partial, chunk])
+        if len(start) < 3 and _BOM.startswith(start):
+            self._partial = [start]
+            return b""
+        self._begun, self._partial = True, []
+        return start.removeprefix(_BOM)
+
+    def _hold_back(self, unfinished: bytes) -> None:
+        """Keep the start of a line. An event beyond the cap is dropped; its rest is swallowed as it comes."""
+        if unfinished and not self._dropping:
+            self._partial.append(unfinished)
+            self._partial_bytes += len(unfinished)
+        elif unfinished:
+            self._partial = [b":"]
+        if self._size + self._partial_bytes > MAX_EVENT_BYTES and not self._dropping:
             self._dropping = True
             self.oversize += 1
-        self._data, self._size = [], 0
-        return b":"
+            self._partial = [b":"] if self._partial else []  # what is left of the line counts as a comment
+            self._data, self._size, self._partial_bytes = [], 0, 0
 
     def _line(self, line: bytes, payloads: list[bytes]) -> None:
         if not line:
@@ -85,14 +100,12 @@ class SseParser:
             if colon and not self._dropping:
                 self.comments += 1
             return
-        if value[:1] == b" ":
-            value = value[1:]
         if field == b"data":
-            self._size += len(value) + 1
             if not self._dropping:
-                self._data.append(value)
+                self._data.append(value[1:] if value[:1] == b" " else value)
+                self._size += len(value) + 1
         elif field == b"event":
-            self._event = value
+            self._event = value[1:] if value[:1] == b" " else value
 
     def _dispatch(self, payloads: list[bytes]) -> None:
         if self._data and not self._dropping:
@@ -105,9 +118,9 @@ class SseParser:
         """At the end of the stream: an event without its blank line is an event all the same, and is flagged."""
         payloads: list[bytes] = []
         self.event_names = {}
-        if self._rest and not self._dropping:
-            self._line(self._rest, payloads)
-        self._rest = b""
+        if self._partial and not self._dropping:
+            self._line(b"".join(self._partial), payloads)
+        self._partial = []
         if self._data:
             self.torn_end = True
             self._dispatch(payloads)
@@ -116,10 +129,13 @@ class SseParser:
 
 def _plain_events(chunk: bytes) -> list[bytes] | None:
     """Payloads of a read made of whole single-line `data: ` events only; None when it holds anything else."""
-    if b"\r" in chunk:
+    end = -4 if b"\r" in chunk else -2
+    if chunk[:6] != b"data: " or chunk[end:] != (b"\n\n" if end == -2 else b"\r\n\r\n"):
         return None
     if chunk.count(b"\n") == 2:
-        return [chunk[6:-2]] if chunk[:6] == b"data: " else None
+        return [chunk[6:end]] if end == -2 or chunk.count(b"\r") == 2 else None
+    if end == -4:
+        return None
     payloads = []
     for event in chunk[:-2].split(b"\n\n"):
         if event[:6] != b"data: " or b"\n" in event:

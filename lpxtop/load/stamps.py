@@ -6,17 +6,18 @@ of the offset means the wall clock was stepped: until the next sample the reader
 
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
-ANCILLARY_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 SAMPLE_EVERY_NS = 250_000_000
 JUMP_NS = 50_000
-"""An offset that moved by more than this between two samples was stepped, not slewed (500 ppm × 250 ms = 125 µs is
-the kernel's extreme; NTP in steady state stays below 50 µs)."""
+"""An offset that moved by more than this between two samples was stepped: slewing moves both clocks alike."""
 
-unpack_timespec = struct.Struct("qq").unpack
+TIMESPEC = struct.Struct("@ll")  # the machine's own struct timespec
+unpack_timespec = TIMESPEC.unpack
+ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _TCP_INFO_RTT, _TCP_INFO_MIN_RTT = 68, 148  # byte offsets in struct tcp_info, both u32 in µs
 
 
@@ -57,8 +58,8 @@ class ClockOffset:
 
 def enable(sock: socket.socket) -> bool:
     """Ask the kernel to stamp what this socket receives. False where it refuses (not Linux, some sandboxes)."""
-    if not hasattr(sock, "recvmsg") or not ANCILLARY_BYTES:
-        return False
+    if sys.platform != "linux":
+        return False  # option 35 means something else there
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     except OSError:

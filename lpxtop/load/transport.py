@@ -11,14 +11,14 @@ import socket
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohappyeyeballs
 import httpx
 
 from lpxtop.load import stamps
-from lpxtop.load.connection import Connection, Exchange, StaleConnection, Stats, Timing
+from lpxtop.load.connection import Connection, Exchange, StaleConnection, Stats, Timing, require_reader
+from lpxtop.load.ordinary import Body, Collector
 
 IDLE_S = 1.0
 """A kept connection is reused within this time only: servers close idle ones after 2–5 s."""
@@ -30,19 +30,29 @@ _mono = time.monotonic_ns
 Key = tuple[str, str, int]
 
 
+class TlsError(httpx.ConnectError):
+    """The TCP connection stands, but TLS does not."""
+
+
 class KernelTransport(httpx.AsyncBaseTransport):
-    """See the module. `stats` counts; `close` is `aclose`. Needs an event loop with `add_reader`."""
+    """See the module. `stats` counts. Needs an event loop with `add_reader`.
+
+    `extensions["timeout"]`: `connect` covers name, TCP and TLS; `read` and `write` bound a silence, not a whole; `pool`
+    never applies, as there is no pool to wait for. A response's `extensions` hold `timing` and, with a sink, `rtt_us`
+    (smoothed, least).
+    """
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None, *, offset: stamps.ClockOffset | None = None) -> None:
         self._ssl_context = ssl_context
-        if ssl_context is not None:
-            ssl_context.set_alpn_protocols(["http/1.1"])
         self._offset = offset or stamps.ClockOffset()
         self._idle: defaultdict[Key, list[Connection]] = defaultdict(list)
         self._all: set[Connection] = set()
         self._names: dict[tuple[str, int], list[Any]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[int]] = {}
         self._offset_timer: asyncio.TimerHandle | None = None
         self.stats = Stats()
+        if ssl_context is not None:
+            ssl_context.set_alpn_protocols(["http/1.1"])
 
     @property
     def clock_steps(self) -> int:
@@ -52,61 +62,46 @@ class KernelTransport(httpx.AsyncBaseTransport):
     # --- httpx's side ------------------------------------------------------------------------------------------
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; returns when the answer's head is there (with a sink: when the answer is complete)."""
+        """Send the request; returns when the answer is complete (with a sink) or its head is there (without)."""
         body = b"".join([part async for part in request.stream])  # type: ignore[union-attr]
-        timing = Timing()
         try:
-            return await self._attempt(request, body, timing)
+            return await self._attempt(request, body, Timing(), reuse=True)
         except StaleConnection:
             self.stats.stale += 1
-            fresh = Timing(attempts=2)
-            return await self._attempt(request, body, fresh, reuse=False)
+            return await self._attempt(request, body, Timing(attempts=2), reuse=False)
 
-    async def _attempt(
-        self, request: httpx.Request, body: bytes, timing: Timing, *, reuse: bool = True
-    ) -> httpx.Response:
+    async def _attempt(self, request: httpx.Request, body: bytes, timing: Timing, *, reuse: bool) -> httpx.Response:
         connection = (self._take_idle(request.url) if reuse else None) or await self._connect(request, timing)
         timing.connection = "reused" if connection.uses else "new"
         connection.uses += 1
-        given = request.extensions.get("sink")
-        sink = given if given is not None else _Collector()
-        exchange = Exchange(connection, sink, timing, head_only=request.method == "HEAD")
-        connection.exchange = exchange
+        collector = None if "sink" in request.extensions else Collector()
+        sink = request.extensions["sink"] if collector is None else collector
+        exchange = connection.exchange = Exchange(
+            connection, sink, timing, head_only=request.method == "HEAD", until_head=collector is not None
+        )
         try:
             connection.write(_head(request) + body)
-            await _bounded(exchange.done, _timeout(request, "read") if given is None else None, httpx.ReadTimeout)
+            await _moving(connection, exchange, request)
         except BaseException:
-            connection.exchange = None
-            connection.close()
+            connection.abandon()
             raise
         extensions: dict[str, Any] = {"timing": timing, "http_version": b"HTTP/1.1"}
-        extensions["rtt_us"] = connection.round_trip_us()
-        self._release(request.url, connection, reusable=exchange.reusable)
-        if isinstance(sink, _Collector):
-            return httpx.Response(
-                exchange.status, headers=sink.headers, stream=_Whole(sink.parts), extensions=extensions
-            )
-        return httpx.Response(exchange.status, extensions=extensions)
+        if collector is None:
+            extensions["rtt_us"] = connection.round_trip_us()
+            self._release(request.url, connection, exchange)
+            return httpx.Response(exchange.status, extensions=extensions)
+        stream = Body(collector, lambda: self._release(request.url, connection, exchange), _timeout(request, "read"))
+        return httpx.Response(exchange.status, headers=collector.headers, stream=stream, extensions=extensions)
 
     async def aclose(self) -> None:
         if self._offset_timer is not None:
             self._offset_timer.cancel()
+        for lookup in list(self._lookups.values()):
+            lookup.cancel()
         for connection in list(self._all):
             connection.close()
 
-    # --- connections -------------------------------------------------------------------------------------------
-
-    async def resolve(self, host: str, port: int) -> int | None:
-        """Look a name up, once per run, off the loop. Returns the µs it took; None when it was known."""
-        if (host, port) in self._names:
-            return None
-        begin = _mono()
-        loop = asyncio.get_running_loop()
-        try:
-            self._names[host, port] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (socket.gaierror, UnicodeError) as error:
-            raise httpx.ConnectError(f"the name {host} cannot be resolved: {error}") from error
-        return (_mono() - begin) // 1000
+    # --- kept connections --------------------------------------------------------------------------------------
 
     def _take_idle(self, url: httpx.URL) -> Connection | None:
         waiting = self._idle[_key(url)]
@@ -119,21 +114,50 @@ class KernelTransport(httpx.AsyncBaseTransport):
                 return connection
         return None
 
-    def _release(self, url: httpx.URL, connection: Connection, *, reusable: bool) -> None:
-        if not connection.open:
-            return
-        if not reusable or connection.unsent:
+    def _release(self, url: httpx.URL, connection: Connection, exchange: Exchange) -> None:
+        """The exchange is over, or nobody wants the rest of it: keep the connection a while, or close it."""
+        if not exchange.complete:
+            connection.abandon()
+        elif not exchange.reusable or not connection.reusable:
             connection.close()
-            return
-        loop = asyncio.get_running_loop()
-        connection.idle_timer = loop.call_later(IDLE_S, connection.close)
-        self._idle[_key(url)].append(connection)
+        else:
+            connection.idle_timer = asyncio.get_running_loop().call_later(IDLE_S, connection.close)
+            self._idle[_key(url)].append(connection)
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
         for waiting in self._idle.values():
             if connection in waiting:
                 waiting.remove(connection)
+
+    # --- new connections ---------------------------------------------------------------------------------------
+
+    async def resolve(self, host: str, port: int) -> int | None:
+        """Look a name up, once per run, off the loop. Returns the µs it took; None when it was known.
+
+        Raises httpx.ConnectError. Requests that wait for the same name share one look-up.
+        """
+        key = (host, port)
+        if key in self._names:
+            return None
+        if key not in self._lookups:
+            self._lookups[key] = asyncio.create_task(self._look_up(host, port))
+            self._lookups[key].add_done_callback(lambda task: self._looked_up(key, task))
+        return await asyncio.shield(self._lookups[key])
+
+    async def _look_up(self, host: str, port: int) -> int:
+        begin = _mono()
+        try:
+            self._names[host, port] = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else str(error)
+            raise httpx.ConnectError(f"the name {host} cannot be resolved: {reason}") from error
+        return (_mono() - begin) // 1000
+
+    def _looked_up(self, key: tuple[str, int], task: asyncio.Task[int]) -> None:
+        self._lookups.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited was told; nobody may wait any more
 
     async def _connect(self, request: httpx.Request, timing: Timing) -> Connection:
         limit = _timeout(request, "connect")
@@ -148,6 +172,8 @@ class KernelTransport(httpx.AsyncBaseTransport):
         return connection
 
     async def _dial(self, url: httpx.URL, timing: Timing) -> Connection:
+        loop = asyncio.get_running_loop()
+        require_reader(loop)
         _scheme, host, port = _key(url)
         timing.dns_us = await self.resolve(host, port)
         begin = _mono()
@@ -162,7 +188,6 @@ class KernelTransport(httpx.AsyncBaseTransport):
         if not stamps.enable(sock):
             self.stats.kernel = False
         self._keep_offset_fresh()
-        loop = asyncio.get_running_loop()
         if url.scheme != "https":
             return Connection(loop, sock, offset=self._offset, stats=self.stats)
         begin = _mono()
@@ -173,34 +198,27 @@ class KernelTransport(httpx.AsyncBaseTransport):
         )
 
     async def _handshake(self, sock: socket.socket, host: str) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-        loop = asyncio.get_running_loop()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = self._ssl_context or httpx.create_ssl_context()
-        tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
         try:
-            while True:
-                try:
-                    tls.do_handshake()
-                except ssl.SSLWantReadError:
-                    await _send_pending(loop, sock, outgoing)
-                    data = await loop.sock_recv(sock, 1 << 16)
-                    if not data:
-                        raise httpx.ConnectError("the server closed the connection in the TLS handshake") from None
-                    incoming.write(data)
-                else:
-                    break
-            await _send_pending(loop, sock, outgoing)
+            tls = self._context().wrap_bio(incoming, outgoing, server_hostname=host)
+            await _shake_hands(sock, tls, incoming, outgoing)
         except ssl.SSLError as error:
             _send_alert(sock, outgoing)
             sock.close()
-            raise httpx.ConnectError(f"TLS: {_tls_reason(error)}") from error
+            raise TlsError(f"TLS: {_tls_reason(error)}") from error
         except OSError as error:
             sock.close()
-            raise httpx.ConnectError(_plain_reason(error)) from error
+            raise TlsError(f"TLS: {_plain_reason(error)} during the handshake") from error
         except BaseException:
             sock.close()
             raise
         return tls, incoming, outgoing
+
+    def _context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = httpx.create_ssl_context(trust_env=False)
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
+        return self._ssl_context
 
     def _keep_offset_fresh(self) -> None:
         """Sample the clocks' offset at 4 Hz while there are connections."""
@@ -212,36 +230,8 @@ class KernelTransport(httpx.AsyncBaseTransport):
             self._offset_timer = loop.call_later(OFFSET_EVERY_S, sample) if self._all else None
 
         loop = asyncio.get_running_loop()
+        self._offset.refresh(_mono())  # nobody looked while there was no connection
         self._offset_timer = loop.call_later(OFFSET_EVERY_S, sample)
-
-
-class _Collector:
-    """The sink of a request that has none: keeps the whole answer."""
-
-    def __init__(self) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.parts: list[bytes] = []
-
-    def sent(self, sent_ns: int, timing: Timing) -> None: ...
-
-    def head(self, status: int, headers: list[tuple[bytes, bytes]], kernel_ns: int, user_ns: int) -> None:
-        self.headers = headers
-
-    def body(self, data: bytes, kernel_ns: int, user_ns: int) -> None:
-        self.parts.append(data)
-
-    def end(self, error: Exception | None, user_ns: int) -> None: ...
-
-
-class _Whole(httpx.AsyncByteStream):
-    """A body that is already here."""
-
-    def __init__(self, parts: list[bytes]) -> None:
-        self._parts = parts
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
 
 
 def _key(url: httpx.URL) -> Key:
@@ -259,20 +249,41 @@ def _timeout(request: httpx.Request, part: str) -> float | None:
     return value
 
 
-async def _bounded(done: asyncio.Future[None], limit: float | None, error: type[httpx.TimeoutException]) -> None:
-    if limit is None:
-        await done
-        return
-    try:
-        async with asyncio.timeout(limit):
-            await done
-    except TimeoutError:
-        raise error(f"no answer within {limit:g} s") from None
+async def _moving(connection: Connection, exchange: Exchange, request: httpx.Request) -> None:
+    """Wait for the exchange; raise WriteTimeout or ReadTimeout when no byte moved for as long as the request allows."""
+    read_s, write_s = _timeout(request, "read"), _timeout(request, "write")
+    while read_s is not None or (write_s is not None and connection.unsent):
+        unsent = connection.unsent
+        limit = write_s if unsent and write_s is not None else read_s
+        left = None if limit is None else limit - (_mono() - exchange.progress_ns) / 1e9
+        if left is not None and left <= 0:
+            if unsent:
+                raise httpx.WriteTimeout(f"the server took no byte of the request for {limit:g} s")
+            raise httpx.ReadTimeout(f"no byte came for {limit:g} s")
+        done, _ = await asyncio.wait({exchange.done}, timeout=left)
+        if done:
+            break
+    await exchange.done
 
 
-async def _send_pending(loop: asyncio.AbstractEventLoop, sock: socket.socket, outgoing: ssl.MemoryBIO) -> None:
-    if outgoing.pending:
-        await loop.sock_sendall(sock, outgoing.read())
+async def _shake_hands(
+    sock: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO
+) -> None:
+    loop = asyncio.get_running_loop()
+    shaken = False
+    while not shaken:
+        try:
+            tls.do_handshake()
+            shaken = True
+        except ssl.SSLWantReadError:
+            pass
+        if outgoing.pending:
+            await loop.sock_sendall(sock, outgoing.read())
+        if not shaken:
+            data = await loop.sock_recv(sock, 1 << 16)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            incoming.write(data)
 
 
 def _send_alert(sock: socket.socket, outgoing: ssl.MemoryBIO) -> None:

@@ -222,7 +222,7 @@ def _unpacked(source: BinaryIO) -> Path:
     """Everything that can be unpacked; a torn end is left out."""
     target = _temporary()
     with target.open("wb") as file, source, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-        while block := source.read(BLOCK):
+        while block := source.read1(1 << 16):  # type: ignore[attr-defined] - what is there, before a torn end raises
             file.write(block)
     return target
 

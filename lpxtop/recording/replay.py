@@ -54,6 +54,10 @@ class Player:
         self.note: str | None = None
         self.marks: list[tuple[int, str]] = []
 
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
     @property
     def end_us(self) -> int:
         """The last time in the file; moves while it grows."""
