@@ -54,6 +54,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     answers: Answers
     icl_p50_ms: float | None = None
     ttft_p50_ms: float | None = None
+    e2e_p50_ms: float | None = None
+    open_loop: bool = False
     seconds_per_send: float | None = None
     drifts: tuple[Drift, ...] = ()
     little: Little | None = None
@@ -117,17 +119,31 @@ def loop_lag(evidence: Evidence) -> Verdict | None:
 
 
 def send_lateness(evidence: Evidence) -> Verdict | None:
+    """Open loop: against the schedule and the TTFT that it adds to. Closed loop: against the time a request holds its
+    place, of which it takes a share."""
     late_us = p99(evidence.client.send_lateness)
-    gap_s, ttft_ms = evidence.seconds_per_send, evidence.ttft_p50_ms
-    limit_ms = max(2.0, 20 * gap_s if gap_s is not None else 0.0, 0.05 * ttft_ms if ttft_ms is not None else 0.0)
+    limit_ms = _open_limit_ms(evidence) if evidence.open_loop else max(5.0, _share(0.05, evidence.e2e_p50_ms))
     if late_us is None or sum(evidence.client.send_lateness.values()) < _MIN_SAMPLES or late_us / 1000 <= limit_ms:
         return None
+    means = (
+        "read ttft_due, which counts the wait, beside ttft"
+        if evidence.open_loop
+        else "the server had less in flight than was asked for"
+    )
     return Verdict(
         code="late_sends",
-        text=f"due requests were sent {format.latency(late_us / 1000)} late at p99: read ttft_due, which counts the "
-        "wait, beside ttft",
+        text=f"due requests were sent {format.latency(late_us / 1000)} late at p99: {means}",
         evidence={"send_lateness_ms_p99": late_us / 1000, "limit_ms": limit_ms},
     )
+
+
+def _open_limit_ms(evidence: Evidence) -> float:
+    gap_s = evidence.seconds_per_send
+    return max(2.0, _share(0.02, None if gap_s is None else 1000 * gap_s), _share(0.05, evidence.ttft_p50_ms))
+
+
+def _share(share: float, of: float | None) -> float:
+    return 0.0 if of is None else share * of
 
 
 def user_stamps(evidence: Evidence) -> Verdict | None:

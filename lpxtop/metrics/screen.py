@@ -34,7 +34,8 @@ def view(state: "RunState") -> RunView:
     shown = window_view(state, window)
     client = state.load.of_window(window)
     due = shown.due
-    verdicts = judge(state, client, shown.icl.p50, shown.ttft.p50, shown.covered_s / due if due else None)
+    medians = shown.icl.p50, shown.ttft.p50, shown.e2e.p50
+    verdicts = judge(state, client, medians, shown.covered_s / due if due else None)
     lines = state.log.lines()
     current = state.timeline.current
     levels = tuple(level_view(state, index) for index in state.timeline.levels)
@@ -218,11 +219,13 @@ def in_flight(slot: Slot) -> float | None:
 def judge(
     state: "RunState",
     client: quality.Client,
-    icl_p50_ms: float | None,
-    ttft_p50_ms: float | None,
+    medians_ms: tuple[float | None, float | None, float | None],
     seconds_per_send: float | None,
 ) -> tuple[Verdict, ...]:
-    """The quality verdicts: of the client (over a window or a run), the answers since the start, and the level."""
+    """The quality verdicts: of the client (over a window or a run), the answers since the start, and the level.
+
+    `medians_ms` are those of ICL, TTFT and E2E over what the client's figures cover.
+    """
     current = state.timeline.current
     slots = [] if current is None else steady_slots(state, current.index)
     sampling = state.plan.get("sampling", {})
@@ -230,8 +233,10 @@ def judge(
         quality.Evidence(
             client=client,
             answers=state.counts.answers(ignore_eos=bool(sampling.get("ignore_eos", False))),
-            icl_p50_ms=icl_p50_ms,
-            ttft_p50_ms=ttft_p50_ms,
+            icl_p50_ms=medians_ms[0],
+            ttft_p50_ms=medians_ms[1],
+            e2e_p50_ms=medians_ms[2],
+            open_loop=state.plan.get("load", {}).get("mode") in ("constant", "poisson"),
             seconds_per_send=seconds_per_send,
             drifts=() if current is None else drifts(state, current.index),
             little=little(

@@ -308,13 +308,9 @@ def _server_latency(state: RunState) -> dict[str, Any]:
 
 def _verdicts(state: RunState, client: quality.Client, counted: Exact, seconds: float | None) -> tuple[Verdict, ...]:
     everything, due = counted.all(), state.counts.due
-    return screen.judge(
-        state,
-        client,
-        icl_p50_ms=exact.gap_quantiles(everything, split=False).p50,
-        ttft_p50_ms=exact.quantiles_of(everything, "ttft").p50,
-        seconds_per_send=seconds / due if seconds is not None and due else None,
-    )
+    ttft, e2e = (exact.quantiles_of(everything, key).p50 for key in ("ttft", "e2e"))
+    medians = exact.gap_quantiles(everything, split=False).p50, ttft, e2e
+    return screen.judge(state, client, medians, seconds / due if seconds is not None and due else None)
 
 
 def _quality(client: quality.Client, verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -72,6 +72,15 @@ def test_faults_of_the_answers(answers: Answers, code: str) -> None:
     assert codes(None, answers) == [code]
 
 
+def test_late_sends_matter_by_what_they_delay() -> None:
+    """8 ms late: much for an open loop with 60 ms TTFT (limit 3 ms), nothing for a closed one with 1.2 s a request."""
+    late = Client(send_lateness={bucket(8_000): 100})
+    assert codes(late, open_loop=True, ttft_p50_ms=60.0, e2e_p50_ms=1200.0) == ["late_sends"]
+    assert codes(late, open_loop=True, ttft_p50_ms=600.0) == []
+    assert codes(late, ttft_p50_ms=60.0, e2e_p50_ms=1200.0) == []
+    assert codes(late, e2e_p50_ms=60.0) == ["late_sends"]
+
+
 def test_early_stops_are_normal_when_the_model_may_stop() -> None:
     """Without ignore_eos a varying length is what was asked for."""
     assert codes(None, Answers(limited=50, stopped_early=30, ignore_eos=False)) == []
