@@ -1,22 +1,26 @@
-"""An answer as it arrives: what its bytes said so far, how many tokens, and how it ended. No I/O, no clock.
+"""An answer as it arrives: what its bytes said so far, and how many tokens. No I/O, no clock.
 
 Definitions are those of the design: TTFT ends at the first token-bearing chunk; a role, usage or finish chunk moves
-neither the first nor the last token.
+neither the first nor the last token. How an answer is judged is in outcomes.py.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 import msgspec
 
+from lpxtop.format import clean
 from lpxtop.load import deltas
 from lpxtop.load.sse import SseParser
 
 ERROR_BODY_BYTES = 1 << 20
+WHOLE_BODY_BYTES = 16 << 20
+_HEADER_CHARS = 100
 _ID_HEADERS = (b"x-request-id", b"request-id", b"x-amzn-requestid", b"apim-request-id")
 _RATE_PARTS = (b"limit", b"remaining", b"reset")
-_KNOWN_FINISH = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "eos_token",
-                           "stop_sequence", "end_turn"})  # fmt: skip
+_PAYLOAD_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,100})"')
+_EVENT_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _MISMATCH = 0.02
 """Usage and the sum over chunks may differ by this much before it is said."""
 
@@ -30,16 +34,8 @@ class Counts(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = ()
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    """How a request ended."""
-
-    outcome: str
-    error_type: str | None = None
-    error: str | None = None
-
-
 class Answer:
-    """Follows one answer. Feed it reads; it yields the token counts of the token-bearing chunks they complete."""
+    """Follows one answer. Feed it reads; it returns the token counts of the token-bearing chunks they complete."""
 
     def __init__(self, *, streamed: bool) -> None:
         self.streamed = streamed
@@ -52,153 +48,228 @@ class Answer:
         self.last_token_ns: int | None = None
         self.last_read_ns: int | None = None
         self.ended_ns: int | None = None
-        self.chunks = self.coalesced = self.user_stamps = 0
+        self.chunks = self.coalesced = self.user_stamps = self.unreadable = 0
+        self.unreadable_start = b""
         self.input_tokens: int | None = None
+        self.usage_output: int | None = None
         self.reasoning_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.finish_reason: str | None = None
         self.done = False  # [DONE] came
         self.error: tuple[str, str] | None = None
+        self.location: str | None = None  # of a redirect, without user info and query
         self.server_request_id: str | None = None
         self.rate_limit: dict[str, str] = {}
         self.timings: dict[str, float] = {}
         self.flags: list[str] = []
-        self.whole: bytes | None = None  # body of an answer that is no event stream
+        self.whole: bytearray | None = None  # body of an answer that is no event stream
         self.in_reasoning = False
         self._sse: SseParser | None = None
+        self._says_stream = False  # its content type
         self._start = b""
-        self.usage_output: int | None = None
-        self._cumulative = 0
+        self._cumulative: dict[int, int] = {}  # continuous usage, by choice
+        self._silent = 0  # tokens counted by chunks that bear none, as an end-of-sequence token
         self._counted = {"continuous_usage": 0, "token_ids": 0, "logprobs": 0}
         self._counted_chunks = dict.fromkeys(self._counted, 0)
         self._first_chunk: int | None = None
 
-    # --- reading -----------------------------------------------------------------------------------------------
+    @property
+    def is_stream(self) -> bool:
+        return self._sse is not None
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]], kernel_ns: int) -> None:
-        self.status, self.first_byte_ns = status, kernel_ns
-        content_type = b""
-        for raw_name, value in headers:
-            name = raw_name.lower()
-            if name in _ID_HEADERS and self.server_request_id is None:
-                self.server_request_id = value.decode("latin-1")[:100]
-            elif name in (b"retry-after", b"retry-after-ms") or (
-                b"ratelimit" in name and any(part in name for part in _RATE_PARTS)
-            ):
-                self.rate_limit[name.decode("latin-1")] = value.decode("latin-1")[:100]
-            elif name == b"content-type":
-                content_type = value.lower()
-        if status == 200 and self.streamed and b"event-stream" not in content_type:
-            self.flag("content_type")
+    @property
+    def succeeded(self) -> bool:
+        """The status says so; what the body says is another matter."""
+        return 200 <= self.status < 300
 
     def flag(self, name: str) -> None:
         """Note a quirk, once."""
         if name not in self.flags:
             self.flags.append(name)
 
-    def feed(self, data: bytes, kernel_ns: int) -> Iterator[int]:
-        """Token counts (1 when the payload does not say) of the token-bearing chunks completed by this read."""
+    # --- the head ----------------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]], kernel_ns: int) -> None:
+        self.status, self.first_byte_ns = status, kernel_ns
+        for name, value in headers:
+            self._header(name.lower(), value.decode("latin-1"))
+        if self.succeeded and self.streamed and not self._says_stream:
+            self.flag("content_type")
+
+    def _header(self, name: bytes, value: str) -> None:
+        if name == b"content-type":
+            self._says_stream = "event-stream" in value.lower()
+        elif name == b"location":
+            parts = urlsplit(value)
+            self.location = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        elif name in _ID_HEADERS:
+            self.server_request_id = self.server_request_id or clean(value, _HEADER_CHARS)
+        elif name in (b"retry-after", b"retry-after-ms") or (
+            b"ratelimit" in name.replace(b"-", b"") and any(part in name for part in _RATE_PARTS)
+        ):
+            self.rate_limit[name.decode("latin-1")[:_HEADER_CHARS]] = clean(value, _HEADER_CHARS)
+
+    # --- the body ----------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes, kernel_ns: int) -> Sequence[int]:
+        """Tokens of each token-bearing chunk that this read completes: 1 when it does not say, 0 when not known."""
         self.last_read_ns = kernel_ns
-        if self._sse is not None:
-            payloads = self._sse.feed(data)
-        elif self.whole is not None:
-            if len(self.whole) < ERROR_BODY_BYTES or self.status == 200:
-                self.whole += data
-            return
+        sse = self._sse
+        if sse is None:
+            data = self._begin(data)
+            sse = self._sse
+            if sse is None:
+                return ()
+        payloads = sse.feed(data)
+        if len(payloads) == 1 and not sse.event_names:
+            tokens = self._payload(payloads[0], None, kernel_ns)
+            return () if tokens is None else (tokens,)
+        return self._payloads(payloads, sse, kernel_ns)
+
+    def end(self) -> Sequence[int]:
+        """The body ended cleanly: what was held back counts."""
+        if self._sse is None:
+            if self._start:
+                self.whole = bytearray(self._start)
+            if self.whole is not None and self.succeeded:
+                self._read_whole(bytes(self.whole))
+            return ()
+        tokens = self._payloads(self._sse.flush(), self._sse, self.last_read_ns or 0)
+        if self._sse.torn_end:
+            self.flag("no_final_blank")
+        if self._sse.oversize:
+            self.flag("oversize_event")
+        return tokens
+
+    def _payloads(self, payloads: list[bytes], sse: SseParser, kernel_ns: int) -> list[int]:
+        names = sse.event_names
+        tokens = [self._payload(payload, names.get(at), kernel_ns) for at, payload in enumerate(payloads)]
+        return [n for n in tokens if n is not None]
+
+    def _begin(self, data: bytes) -> bytes:
+        """Decide by the body's first bytes whether it is an event stream, as content types lie; returns those bytes."""
+        if self.whole is not None:
+            self._gather(data)
+            return b""
+        start = (self._start + data).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
+        if self.succeeded and self.streamed:
+            streams = _is_event_stream(start)
+            if streams is None:
+                self._start = start
+                return b""
+            self._start = b""
+            if streams or (self._says_stream and start[:1] not in (b"{", b"[", b"<")):
+                self._sse = SseParser()
+                return start
+        self.whole = bytearray()
+        self._gather(start)
+        return b""
+
+    def _gather(self, data: bytes) -> None:
+        """Part of a whole answer; beyond a bound it is only swallowed."""
+        assert self.whole is not None
+        if len(self.whole) < (WHOLE_BODY_BYTES if self.succeeded else ERROR_BODY_BYTES):
+            self.whole += data
         else:
-            sniffed = self._sniff(data)
-            if sniffed is None or self._sse is None:
-                return
-            payloads = self._sse.feed(sniffed)
-        for index, payload in enumerate(payloads):
-            tokens = self._payload(payload, index, kernel_ns)
-            if tokens is not None:
-                yield tokens
+            self.flag("oversize_body")
 
-    def _sniff(self, data: bytes) -> bytes | None:
-        """Decide by the body's first bytes whether this is an event stream; content types lie."""
-        self._start += data
-        text = self._start.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
-        if not text:
-            return None
-        begun, self._start = self._start, b""
-        if self.status == 200 and self.streamed and text[:1] not in (b"{", b"[", b"<"):
-            self._sse = SseParser()
-            return begun
-        self.whole = begun
-        return None
+    def _read_whole(self, body: bytes) -> None:
+        """A JSON answer: its usage and finish count; it has no first token. Some proxies append `data: [DONE]`."""
+        facts = deltas.read(body.partition(b"\ndata:")[0])
+        if not facts.is_event and facts.error is None:
+            kind, text = deltas.error_text(body)
+            facts.error = (kind or "not_an_answer", text or "an empty answer")
+        if facts.cumulative is not None:
+            self.usage_output = facts.cumulative
+        self._read_id(body[:1000])
+        self._take(facts)
+        if facts.error is None:
+            self.last_token_ns = self.last_read_ns
 
-    def end(self) -> Iterator[int]:
-        """The stream ended cleanly: what was held back counts."""
-        if self._sse is not None:
-            for index, payload in enumerate(self._sse.flush()):
-                tokens = self._payload(payload, index, self.last_read_ns or 0)
-                if tokens is not None:
-                    yield tokens
-            if self._sse.torn_end:
-                self.flag("no_final_blank")
-            if self._sse.oversize:
-                self.flag("oversize_event")
-        elif self.whole is not None and 200 <= self.status < 300:
-            self._read_whole(self.whole)
+    # --- payloads ----------------------------------------------------------------------------------------------
 
-    def _payload(self, payload: bytes, index: int, kernel_ns: int) -> int | None:
+    def _payload(self, payload: bytes, name: bytes | None, kernel_ns: int) -> int | None:
         """Take one event's facts in; its tokens when it bears any."""
         facts = deltas.read(payload)
-        if facts is deltas.CONTENT:
+        if facts is deltas.CONTENT and self.first_content_ns is not None:
             self.chunks += 1
             self.last_token_ns = kernel_ns
             self.in_reasoning = False
-            if self.first_content_ns is None:
-                self._first(facts, 1, kernel_ns)
             return 1
-        if payload.strip() == b"[DONE]":
-            self.done = True
-            return None
+        if facts is deltas.REASONING and self.first_reasoning_ns is not None:
+            self.chunks += 1
+            self.last_token_ns = kernel_ns
+            self.in_reasoning = True
+            return 1
         if facts.is_event and self.first_event_ns is None:
             self.first_event_ns = kernel_ns
-        name = self._sse.event_names.get(index) if self._sse is not None else None
+            self._read_id(payload[:1000])
+        if not facts.common:
+            if payload.strip() == b"[DONE]":
+                self.done = True
+                return None
+            self._unusual(facts, payload, name)
+        elif facts.input_tokens is not None:
+            self.input_tokens = facts.input_tokens
+        return self._bearing(facts, kernel_ns)
+
+    def _unusual(self, facts: deltas.Facts, payload: bytes, name: bytes | None) -> None:
         if name == b"error" and facts.error is None:
             kind, text = deltas.error_text(payload)
             facts.error = (kind or "error", text)
+        if "bad_json" in facts.flags:
+            self.unreadable += 1
+            if not self.chunks and not self.unreadable_start:
+                self.unreadable_start = payload[:200]  # nothing was generated yet: words of a proxy, perhaps
         self._take(facts)
-        return self._bearing(facts, kernel_ns)
+
+    def _read_id(self, payload: bytes) -> None:
+        """The answer's own id (chatcmpl-…): what the server's log names it by, where no header does."""
+        if self.server_request_id is None:
+            found = _PAYLOAD_ID.search(payload)
+            self.server_request_id = clean(found[1].decode("utf-8", "replace"), _HEADER_CHARS) if found else None
 
     def _bearing(self, facts: deltas.Facts, kernel_ns: int) -> int | None:
-        grown = 0
-        if facts.cumulative is not None and facts.is_event:
-            grown = facts.cumulative - self._cumulative
-            if grown < 0:
-                self.flag("usage_shrank")
-                grown = 0
-            self._cumulative = facts.cumulative
-        elif facts.cumulative is not None:
-            return None  # the usage chunk: not a token
-        bears = facts.bears or (grown > 0 and facts.finish_reason is None)
-        if not bears:
+        """The chunk's tokens; None when it bears none. Growth of continuous usage bears, text or not (held-back bytes
+        of a character, special tokens), but not in the finish chunk."""
+        grown = self._grown(facts)
+        source = "continuous_usage" if grown is not None else facts.token_source
+        tokens = grown if grown is not None else facts.tokens
+        if not (facts.bears or (grown and facts.finish_reason is None)):
+            self._silent += tokens or 0
             return None
-        if grown:
-            tokens, source = grown, "continuous_usage"
-        elif facts.tokens is not None and facts.token_source is not None:
-            tokens, source = facts.tokens, facts.token_source
+        if source is None or tokens is None:
+            source, tokens = None, 1
         else:
-            tokens, source = 1, None
-        if source is not None:
             self._counted[source] += tokens
             self._counted_chunks[source] += 1
         self.chunks += 1
         self.last_token_ns = kernel_ns
         self.in_reasoning = facts.reasoning and not facts.content
-        if self.first_token_ns is None:
-            self._first_chunk = tokens if source else None
-        self._first(facts, tokens, kernel_ns)
+        self._first(facts, tokens if source else None, kernel_ns)
         return tokens
 
-    def _first(self, facts: deltas.Facts, tokens: int, kernel_ns: int) -> None:
-        if self.first_event_ns is None:
-            self.first_event_ns = kernel_ns
+    def _grown(self, facts: deltas.Facts) -> int | None:
+        """Tokens since the last payload by continuous usage. None when there is none: usage that comes only with the
+        last chunk is final usage."""
+        total = facts.cumulative
+        if total is None:
+            return None
+        if facts.finish_reason is not None or self.chunks != self._counted_chunks["continuous_usage"]:
+            others = sum(count for index, count in self._cumulative.items() if index != facts.index)
+            self.usage_output = total + others
+        if self.chunks != self._counted_chunks["continuous_usage"]:
+            return None
+        grown = total - self._cumulative.get(facts.index, 0)
+        self._cumulative[facts.index] = total
+        if grown < 0:
+            self.flag("usage_shrank")
+        return max(grown, 0)
+
+    def _first(self, facts: deltas.Facts, tokens: int | None, kernel_ns: int) -> None:
         if self.first_token_ns is None:
             self.first_token_ns = kernel_ns
+            self._first_chunk = tokens or None
         if facts.reasoning and self.first_reasoning_ns is None:
             self.first_reasoning_ns = kernel_ns
         if (facts.content or not facts.reasoning) and self.first_content_ns is None:
@@ -212,34 +283,25 @@ class Answer:
                 setattr(self, name, value)
         if facts.output_tokens is not None:
             self.usage_output = facts.output_tokens
-        self.finish_reason = facts.finish_reason or self.finish_reason
+        if facts.finish_reason is not None:
+            self.finish_reason = clean(facts.finish_reason, 40)
         self.error = self.error or facts.error
         if facts.timings:
             self.timings |= facts.timings
         for flag in facts.flags:
             self.flag(flag)
 
-    def _read_whole(self, body: bytes) -> None:
-        """A JSON answer: its usage and finish count; it has no first token. Some proxies append `data: [DONE]`."""
-        facts = deltas.read(body.partition(b"\ndata:")[0])
-        if not facts.is_event and facts.error is None:
-            kind, text = deltas.error_text(body)
-            facts.error = (kind or "not_an_answer", text[:300] or "an empty answer")
-        self._take(facts)
-        self.chunks = 0
-        if facts.error is None:
-            self.last_token_ns = self.last_read_ns
-
-    # --- judging -----------------------------------------------------------------------------------------------
+    # --- counting ----------------------------------------------------------------------------------------------
 
     def counts(self, max_tokens: int | None) -> Counts:
         """Output tokens from the best source there is; see `finished.token_source`."""
         flags: list[str] = []
         source, output = self._best_source()
-        if self.usage_output is not None and output is not None and source != "usage":
-            if abs(self.usage_output - output) > _MISMATCH * max(self.usage_output, 1):
+        usage = self.usage_output
+        if usage is not None and output is not None and source != "usage":
+            if abs(usage - output) > _MISMATCH * max(usage, 1):
                 flags.append("usage_mismatch")
-            output = self.usage_output
+            output = usage
         first = self._first_chunk
         if first is None and self.chunks and output == self.chunks:
             first = 1  # as many tokens as chunks: one each
@@ -250,83 +312,17 @@ class Answer:
     def _best_source(self) -> tuple[str | None, int | None]:
         for source in ("continuous_usage", "token_ids", "logprobs"):
             if self._counted_chunks[source] and self._counted_chunks[source] == self.chunks:
-                return source, self._counted[source]
+                return source, self._counted[source] + self._silent
         if self.usage_output is not None:
             return "usage", self.usage_output
         return ("chunks", self.chunks) if self.chunks else (None, None)
 
-    @property
-    def is_stream(self) -> bool:
-        return self._sse is not None
 
-
-def judge(answer: Answer, error: Exception | None, forced: str | None) -> Judgement:
-    """The outcome of a request: what we did to it, else what the network did, else what the server said."""
-    if forced is not None:
-        texts = {"timeout": "no progress within the time limit", "stall": "the stream went silent"}
-        return Judgement(forced, forced if forced in texts else None, texts.get(forced))
-    if error is not None:
-        return _of_exception(answer, error)
-    if answer.status != 200:
-        return _of_status(answer)
-    if answer.error is not None:
-        outcome = "protocol_error" if answer.error[0] == "not_an_answer" else "stream_error"
-        return Judgement(outcome, *answer.error)
-    if not answer.is_stream:
-        return _of_whole(answer)
-    return _of_stream(answer)
-
-
-def _of_exception(answer: Answer, error: Exception) -> Judgement:
-    kind, text = type(error).__name__, str(error) or type(error).__name__
-    if isinstance(error, httpx.ConnectTimeout):
-        return Judgement("connect_error", "connect_timeout", text)
-    if isinstance(error, httpx.ConnectError):
-        return Judgement("tls_error" if text.startswith("TLS") else "connect_error", kind, text)
-    if isinstance(error, httpx.TimeoutException):
-        return Judgement("timeout", kind, text)
-    if answer.error is not None:
-        return Judgement("stream_error", *answer.error)
-    if answer.status >= 400:
-        return _of_status(answer)
-    if answer.status == 200 and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        if answer.is_stream and answer.done:
-            answer.flag("closed_early")  # everything had been said; the last chunk marker is missing
-            return _of_stream(answer)
-        return Judgement("truncated", kind, text)
-    return Judgement("protocol_error", kind, text)
-
-
-def _of_status(answer: Answer) -> Judgement:
-    status = answer.status
-    kind, text = deltas.error_text(answer.whole or b"")
-    if 300 <= status < 400:
-        return Judgement("protocol_error", "redirect", f"HTTP {status}: redirected; use the final URL")
-    outcome = {429: "rate_limited", 503: "unavailable"}.get(status)
-    if outcome is None:
-        outcome = "http_4xx" if 400 <= status < 500 else "http_5xx" if status >= 500 else "protocol_error"
-    return Judgement(outcome, kind or f"http_{status}", f"HTTP {status}: {text}" if text else f"HTTP {status}")
-
-
-def _of_whole(answer: Answer) -> Judgement:
-    if answer.whole is None:
-        return Judgement("empty", "empty", "HTTP 200 without a body")
-    if answer.streamed:
-        return Judgement("not_streamed", "not_streamed", "a whole answer came although a stream was asked for")
-    return Judgement("ok")
-
-
-def _of_stream(answer: Answer) -> Judgement:
-    if not (answer.finish_reason or answer.done or answer.usage_output is not None):
-        if not answer.chunks:
-            return Judgement("empty", "empty", "the stream ended without a token")
-        return Judgement("truncated", "truncated", "the stream ended without finish_reason, usage or [DONE]")
-    if not answer.chunks and not answer.usage_output:
-        return Judgement("empty", "empty", "the stream held no token")
-    if not answer.done:
-        answer.flag("no_done")
-    if answer.finish_reason == "content_filter":
-        answer.flag("content_filter")
-    elif answer.finish_reason is not None and answer.finish_reason not in _KNOWN_FINISH:
-        answer.flag("finish_reason")
-    return Judgement("ok")
+def _is_event_stream(start: bytes) -> bool | None:
+    """Whether a body that starts so is made of server-sent events; None while it may still become one."""
+    for field in _EVENT_FIELDS:
+        if start.startswith(field):
+            return True
+        if field.startswith(start):
+            return None
+    return False

@@ -3,6 +3,7 @@
 Accepts whatever shape a server sends; never raises for JSON. Must not keep state between payloads or read a clock.
 """
 
+import math
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ TEXT_BYTES = 16_384
 """Of a body that is no JSON, so much is looked at for words."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _FATAL_FINISH = frozenset({"abort", "error", "insufficient_system_resource", "parse_error"})
+MOST_TIMINGS = 32
 TIMING_OBJECTS = ("timings", "metrics", "perf_metrics")
 
 
@@ -83,6 +85,7 @@ class _Chunk(msgspec.Struct, gc=False):
     perf_metrics: None = None
 
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_common = msgspec.json.Decoder(_Chunk).decode
 
 CONTENT = Facts(is_event=True, bears=True, content=True, common=True)
@@ -95,7 +98,7 @@ def read(payload: bytes) -> Facts:
     """The facts of one `data` payload (not `[DONE]`)."""
     try:
         chunk = _decode_common(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return _read_any(payload)
     choice = chunk.choices[0]
     if choice.index:
@@ -125,11 +128,11 @@ def _read_any(payload: bytes) -> Facts:
     flags: tuple[str, ...] = ()
     try:
         data = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         try:
             data = msgspec.json.decode(payload.decode("utf-8", "replace"))
             flags = ("bad_utf8",)
-        except (msgspec.DecodeError, RecursionError):
+        except _UNREADABLE:
             return Facts(flags=("bad_json",))
     if not isinstance(data, dict):
         return Facts(flags=("bad_json",))
@@ -168,8 +171,10 @@ def _read_choice(choice: dict[str, Any], facts: Facts) -> None:
 def _read_delta(delta: dict[str, Any], facts: Facts) -> None:
     for field in ("content", "refusal"):
         value = delta.get(field)
-        if (isinstance(value, str) and value) or (isinstance(value, list) and value):
+        if isinstance(value, str) and value:
             facts.bears = facts.content = True
+        elif isinstance(value, list):
+            _read_parts(value, facts)
     for field in REASONING_FIELDS:
         value = delta.get(field)
         if isinstance(value, str) and value:
@@ -184,6 +189,15 @@ def _read_delta(delta: dict[str, Any], facts: Facts) -> None:
             facts.bears = facts.content = True
 
 
+def _read_parts(parts: list[Any], facts: Facts) -> None:
+    """Content as a list of parts, thinking among them."""
+    for part in parts:
+        thinks = isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")
+        facts.bears = True
+        facts.reasoning |= thinks
+        facts.content |= not thinks
+
+
 def _text_in(detail: Any) -> bool:
     return isinstance(detail, dict) and any(detail.get(field) for field in ("text", "summary", "data"))
 
@@ -194,7 +208,7 @@ def _read_token_ids(choice: dict[str, Any], facts: Facts) -> None:
         ids = choice.get(field)
         if isinstance(ids, list) and ids:
             facts.tokens, facts.token_source = len(ids), "token_ids"
-            facts.bears = True
+            facts.bears = facts.bears or facts.finish_reason is None
             return
     logprobs = choice.get("logprobs")
     if isinstance(logprobs, dict):
@@ -238,22 +252,29 @@ def _read_timings(data: dict[str, Any], facts: Facts) -> None:
     for field in TIMING_OBJECTS:
         found = data.get(field)
         if isinstance(found, dict):
-            numbers = {
-                str(name): float(value)
-                for name, value in found.items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            }
-            facts.timings = {**(facts.timings or {}), **numbers} or facts.timings
+            numbers = {str(name)[:40]: _number(value) for name, value in list(found.items())[:MOST_TIMINGS]}
+            known = {name: value for name, value in numbers.items() if value is not None}
+            facts.timings = {**(facts.timings or {}), **known} or None
     if facts.timings and facts.cached_tokens is None and "cache_n" in facts.timings:
         facts.cached_tokens = int(facts.timings["cache_n"])
 
 
+def _number(value: Any) -> float | None:
+    """A JSON number that is one: no boolean, no infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e18 or not math.isfinite(value):
+        return None
+    return float(value)
+
+
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count; some proxies write 12.0."""
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
 
 
 def _seconds_to_ms(value: Any) -> float | None:
-    return value * 1000.0 if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = _number(value)
+    return None if number is None else number * 1000.0
 
 
 def error_of(data: Any) -> tuple[str, str] | None:
@@ -280,14 +301,17 @@ def error_of(data: Any) -> tuple[str, str] | None:
 
 
 def _details(detail: Any) -> str:
-    """FastAPI's validation list as `field: message`."""
-    if isinstance(detail, list):
-        return "; ".join(
-            f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}"
-            for item in detail
-            if isinstance(item, dict)
-        )
-    return str(detail)
+    """FastAPI's validation list as `field: message`; anything else as it is."""
+    if not isinstance(detail, list):
+        return str(detail)
+    return "; ".join(_detail(item) if isinstance(item, dict) else str(item) for item in detail)
+
+
+def _detail(item: dict[str, Any]) -> str:
+    where = item.get("loc")
+    place = ".".join(map(str, where)) if isinstance(where, list) else ""
+    message = str(item.get("msg") or item.get("message") or "")
+    return f"{place}: {message}" if place else message
 
 
 _TAGS = re.compile(r"<(script|style).*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -298,7 +322,7 @@ def error_text(body: bytes) -> tuple[str | None, str]:
     """(type, message) of an error response's body: JSON of any shape, else the text without HTML tags."""
     try:
         data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         data = None
     if isinstance(data, list) and data:
         data = data[0]

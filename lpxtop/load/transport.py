@@ -17,7 +17,8 @@ import aiohappyeyeballs
 import httpx
 
 from lpxtop.load import stamps
-from lpxtop.load.connection import Connection, Exchange, StaleConnection, Stats, Timing, require_reader
+from lpxtop.load.connection import Connection, Stats, require_reader
+from lpxtop.load.exchange import Exchange, StaleConnection, Timing, TlsError
 from lpxtop.load.ordinary import Body, Collector
 
 IDLE_S = 1.0
@@ -28,10 +29,6 @@ _PORTS = {"http": 80, "https": 443}
 _mono = time.monotonic_ns
 
 Key = tuple[str, str, int]
-
-
-class TlsError(httpx.ConnectError):
-    """The TCP connection stands, but TLS does not."""
 
 
 class KernelTransport(httpx.AsyncBaseTransport):
@@ -77,7 +74,7 @@ class KernelTransport(httpx.AsyncBaseTransport):
         collector = None if "sink" in request.extensions else Collector()
         sink = request.extensions["sink"] if collector is None else collector
         exchange = connection.exchange = Exchange(
-            connection, sink, timing, head_only=request.method == "HEAD", until_head=collector is not None
+            sink, timing, head_only=request.method == "HEAD", until_head=collector is not None
         )
         try:
             connection.write(_head(request) + body)
@@ -131,6 +128,11 @@ class KernelTransport(httpx.AsyncBaseTransport):
                 waiting.remove(connection)
 
     # --- new connections ---------------------------------------------------------------------------------------
+
+    async def resolve_url(self, url: httpx.URL) -> int | None:
+        """`resolve` for where a URL points."""
+        _scheme, host, port = _key(url)
+        return await self.resolve(host, port)
 
     async def resolve(self, host: str, port: int) -> int | None:
         """Look a name up, once per run, off the loop. Returns the µs it took; None when it was known.
