@@ -6,6 +6,7 @@ refused; a newer minor is read as far as it is understood.
 
 import contextlib
 import gzip
+import io
 import os
 import sys
 import tempfile
@@ -199,7 +200,7 @@ def _plain_file(path: Path) -> Path:
         with path.open("rb") as file:
             magic = file.read(4)
             if magic[:2] == b"\x1f\x8b":
-                return _unpacked(cast(BinaryIO, gzip.open(path)))
+                return _unpacked(gzip.GzipFile(path))
             if magic == b"\x28\xb5\x2f\xfd":
                 return _unpacked(_zstd(path))
     except FileNotFoundError:
@@ -209,20 +210,20 @@ def _plain_file(path: Path) -> Path:
     return path
 
 
-def _zstd(path: Path) -> BinaryIO:
+def _zstd(path: Path) -> io.BufferedIOBase:
     try:
         import zstandard
     except ImportError:
         raise RecordingError(f"{path} is packed with zstd", "pip install 'lpxtop[zstd]'") from None
-    stream: BinaryIO = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
-    return stream
+    frames = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
+    return cast(io.BufferedIOBase, frames)
 
 
-def _unpacked(source: BinaryIO) -> Path:
+def _unpacked(source: io.BufferedIOBase) -> Path:
     """Everything that can be unpacked; a torn end is left out."""
     target = _temporary()
     with target.open("wb") as file, source, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-        while block := source.read1(1 << 16):  # type: ignore[attr-defined] - what is there, before a torn end raises
+        while block := source.read1(1 << 16):  # what is there, before a torn end raises
             file.write(block)
     return target
 
