@@ -41,8 +41,24 @@ def parse(pieces):
 
 
 LINES = st.sampled_from(
-    [b"data: {}", b"data:x", b"data", b"data:  two", b"data: \xc3\xa9\xe2\x80\xa8", b": ping", b":", b"event: error",
-     b"event:", b"id: 7", b"retry: 10", b"junk", b"", b"", b"", b"\xef\xbb\xbfdata: y"]  # fmt: skip
+    [
+        b"data: {}",
+        b"data:x",
+        b"data",
+        b"data:  two",
+        b"data: \xc3\xa9\xe2\x80\xa8",
+        b": ping",
+        b":",
+        b"event: error",
+        b"event:",
+        b"id: 7",
+        b"retry: 10",
+        b"junk",
+        b"",
+        b"",
+        b"",
+        b"\xef\xbb\xbfdata: y",
+    ]  # fmt: skip
 )
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 

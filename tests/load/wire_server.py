@@ -1,6 +1,6 @@
 """A byte-exact HTTP server for the tests: each request gets the next script, a list of steps, to the letter.
 
-Steps: bytes are written in one go (and their time noted), a number is a pause in seconds, CLOSE ends the connection,
+Steps: bytes are written in one go (and their time noted), a number is a pause in seconds, None closes the connection,
 RESET tears it down. What the server saw and when it wrote is the independent truth that tests compare with.
 """
 
@@ -9,78 +9,53 @@ import json
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
 
-CLOSE, RESET = "close", "reset"
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-TO_THE_END = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+RESET = "reset"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"
-DONE = b"data: [DONE]\n\n"
 
 
 def chunk(data):
     """One HTTP chunk."""
-    return b"%x\r\n%s\r\n" % (len(data), data)
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def event(payload, end=b"\n\n"):
-    """One server-sent event; a dict becomes JSON."""
-    text = payload if isinstance(payload, bytes) else json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
-    return b"data: " + text + end
+def event(payload, end="\n\n"):
+    """One server-sent event; what is not text yet becomes JSON."""
+    text = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return f"data: {text}{end}".encode()
 
 
-def delta(finish=None, index=0, **fields):
-    """A chat chunk with this delta."""
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m",
-            "choices": [{"index": index, "delta": fields, "logprobs": None, "finish_reason": finish}]}  # fmt: skip
+def sse(*payloads, end=LAST):
+    """A script: the head of an event stream, each payload as an event in a chunk of its own, the end of the body."""
+    return [HEAD, *(chunk(event(payload)) for payload in payloads), end]
 
 
-def usage(completion, prompt=7, **more):
-    """A usage chunk: choices are empty."""
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts | more}
-
-
-def answer(status, body=b"", *headers, reason=b"X"):
-    """A whole answer with a content length."""
-    if not isinstance(body, bytes):
-        body = json.dumps(body).encode()
-    lines = [b"HTTP/1.1 %d %s" % (status, reason), b"content-length: %d" % len(body), *headers]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
-
-
-def streamed(*events):
-    """A whole event stream in one write: head, every event as a chunk of its own, [DONE], the end."""
-    return STREAM + b"".join(chunk(part if isinstance(part, bytes) else event(part)) for part in (*events, DONE)) + LAST
-
-
-@dataclass
-class Seen:
-    """One request as it came over the wire, and the times (monotonic ns) and bytes of what was written back."""
-
-    head: bytes
-    body: bytes
-    connection: int
-    writes: list = field(default_factory=list)
-
-    @property
-    def headers(self):
-        lines = self.head.decode("latin-1").split("\r\n")[1:]
-        return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+def answer(status, body=b"", *headers):
+    """A script: a whole answer with its length."""
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *headers]
+    return ["\r\n".join(lines).encode() + b"\r\n\r\n" + body]
 
 
 class WireServer:
-    """`scripts` are used one per request, the last one again and again. `reads_body` False: answer after the head."""
+    """`scripts` are used one per request, in order; a request beyond them gets the last one again.
 
-    def __init__(self, *scripts, ssl=None, reads_body=True, host="127.0.0.1"):
-        self.scripts, self.ssl, self.reads_body, self.host = list(scripts), ssl, reads_body, host
-        self.seen: list[Seen] = []
-        self.connections = 0
-        self.closed = 0
-        self._tasks = set()
+    `one_byte` writes every byte by itself; `reads_body` False answers after the request's head and reads no more.
+    `requests` are the requests' bytes, `from_connection` the connection each came over (from 1), `writes` the
+    monotonic ns just before each bytes step of each request; `closed` counts connections the client has ended.
+    """
+
+    def __init__(self, *scripts, one_byte=False, context=None, reads_body=True, host=None):
+        self.scripts, self.one_byte, self.context, self.reads_body = scripts, one_byte, context, reads_body
+        self.host = host or ("localhost" if context else "127.0.0.1")
+        self.requests: list[bytes] = []
+        self.from_connection: list[int] = []
+        self.writes: list[list[int]] = []
+        self.connections = self.closed = 0
+        self._tasks: set[asyncio.Task] = set()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, self.host, 0, ssl=self.ssl)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -92,7 +67,7 @@ class WireServer:
 
     @property
     def url(self):
-        return f"{'https' if self.ssl else 'http'}://{self.host}:{self.port}/v1"
+        return f"{'https' if self.context else 'http'}://{self.host}:{self.port}/v1"
 
     async def _serve(self, reader, writer):
         task = asyncio.current_task()
@@ -101,23 +76,35 @@ class WireServer:
         self.connections += 1
         number = self.connections
         try:
-            while await self._one(reader, writer, number):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
+            while request := await self._request(reader):
+                self.requests.append(request)
+                self.from_connection.append(number)
+                if not await self._play(writer):
+                    break
+            else:
+                self.closed += 1
+        except ConnectionError:
             self.closed += 1
+        finally:
             writer.close()
 
-    async def _one(self, reader, writer, number):
-        head = await reader.readuntil(b"\r\n\r\n")
-        seen = Seen(head, b"", number)
-        if self.reads_body:
-            seen.body = await reader.readexactly(int(seen.headers.get("content-length", 0)))
-        self.seen.append(seen)
-        script = self.scripts[min(len(self.seen), len(self.scripts)) - 1]
-        for step in script if isinstance(script, list) else [script]:
-            if step == CLOSE:
+    async def _request(self, reader):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return b""
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if not lengths or not self.reads_body:
+            return head
+        return head + await reader.readexactly(int(lengths[0].partition(b":")[2]))
+
+    async def _play(self, writer):
+        """One script; False when the connection is over."""
+        script = self.scripts[min(len(self.requests), len(self.scripts)) - 1]
+        times: list[int] = []
+        self.writes.append(times)
+        for step in script:
+            if step is None:
                 return False
             if step == RESET:
                 linger = struct.pack("ii", 1, 0)
@@ -125,9 +112,15 @@ class WireServer:
                 writer.transport.abort()
                 return False
             if isinstance(step, bytes):
-                seen.writes.append((time.monotonic_ns(), step))
-                writer.write(step)
-                await writer.drain()
+                times.append(time.monotonic_ns())
+                await self._write(writer, step)
             else:
                 await asyncio.sleep(step)
         return True
+
+    async def _write(self, writer, data):
+        for piece in [data[at : at + 1] for at in range(len(data))] if self.one_byte else [data]:
+            writer.write(piece)
+            await writer.drain()
+            if self.one_byte:
+                await asyncio.sleep(0)  # let the client read it by itself
