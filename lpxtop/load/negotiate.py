@@ -17,6 +17,7 @@ from lpxtop.errors import TargetError, UsageError
 from lpxtop.load import refusals, servers
 from lpxtop.load.deltas import error_text, read
 from lpxtop.load.prompts import Prompts, usual_overhead
+from lpxtop.load.scrub import scrubbed
 from lpxtop.load.shape import calibrate, change_for, first_shape, named_in
 from lpxtop.load.sse import SseParser
 from lpxtop.plan import Negotiated, Plan, Secrets
@@ -215,7 +216,7 @@ class _Check:
         raise TargetError(f"the server serves {len(names)} models: {refusals.listed(names)}", "choose one with -m")
 
     def _said(self, body: bytes) -> str:
-        return refusals.scrubbed(error_text(body)[1], self._secrets)
+        return scrubbed(error_text(body)[1], self._secrets)
 
     # --- the probe ---------------------------------------------------------------------------------------------
 
@@ -335,7 +336,7 @@ def _count(answer: _Answer, payload: bytes, secrets: Secrets) -> None:
     answer.payloads += 1
     facts = read(payload)
     if facts.error is not None:
-        answer.error = refusals.scrubbed(facts.error[1], secrets)
+        answer.error = scrubbed(facts.error[1], secrets)
     if facts.bears:
         answer.chunks += 1
         if facts.cumulative is not None:

@@ -9,6 +9,7 @@ import httpx
 from lpxtop.errors import TargetError
 from lpxtop.format import clean
 from lpxtop.load.deltas import error_text
+from lpxtop.load.scrub import scrubbed
 from lpxtop.plan import Plan, Secrets
 
 _ADVICE = (
@@ -18,14 +19,6 @@ _ADVICE = (
     (r"top_p", "leave out --top-p"),
     (r"max_completion_tokens|max_tokens", "--max-tokens sets it"),
 )  # fmt: skip
-
-
-def scrubbed(text: str, secrets: Secrets) -> str:
-    """One clean line of a server's words, without a secret it may have echoed."""
-    for secret in (secrets.api_key, secrets.proxy_auth, *secrets.headers.values()):
-        if secret:
-            text = text.replace(secret, "…")
-    return clean(text)
 
 
 def unreachable(url: str, error: Exception) -> TargetError:

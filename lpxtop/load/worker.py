@@ -49,7 +49,8 @@ def main() -> int:
     _raise_descriptor_limit()
     outlet = Outlet(1)
     try:
-        asyncio.run(_run(start, lines, outlet))
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as loop:
+            loop.run(_run(start, lines, outlet))
     except LpxtopError as error:
         sys.stderr.write("\n".join(error.lines()) + "\n")
         return error.exit_code

@@ -1,8 +1,10 @@
 """The pre-flight against scripted servers on real sockets: what it finds, what it changes, and how it says no."""
 
+import asyncio
 import json
 import socket
 import ssl
+from contextlib import asynccontextmanager
 
 import pytest
 import trustme
@@ -12,7 +14,7 @@ from lpxtop.errors import TargetError, UsageError
 from lpxtop.load.negotiate import preflight
 from lpxtop.load.servers import busy_in
 from lpxtop.load.shape import calibrate, change_for, first_shape, named_in
-from lpxtop.plan import Negotiated, Network, Plan, Prompts, Sampling, Secrets, Target
+from lpxtop.plan import Limits, Negotiated, Network, Plan, Prompts, Sampling, Secrets, Target
 
 
 def plan(server, model=None, **more):
@@ -489,6 +491,61 @@ async def test_https_to_a_plain_server():
     async with script(lambda body: stream()) as server:
         target = Plan(target=Target(url=server.url.replace("http", "https")))
         with pytest.raises(TargetError, match="does not speak TLS"):
+            await preflight(target, Secrets())
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "hint"),
+    [
+        (502, "a gateway answers for", "behind it is down"),
+        (405, "chat/completions is not there", "--api completions"),
+        (500, "refuses the request \\(HTTP 500\\): it broke", ""),
+    ],
+)
+async def test_other_refusals_of_the_probe(status, expected, hint):
+    """A status that has its own words."""
+    async with script(lambda body: refuse("it broke", status)) as server:
+        with pytest.raises(TargetError, match=expected) as caught:
+            await preflight(plan(server), Secrets())
+
+    assert hint in caught.value.hint
+
+
+@asynccontextmanager
+async def listening(answer):
+    """A server of `answer(reader, writer)`; yields a plan for it."""
+    done = asyncio.Event()
+
+    async def serve(reader, writer):
+        await answer(reader, writer)
+        writer.close()
+        done.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    yield Plan(target=Target(url=url), limits=Limits(connect_s=0.1))
+    server.close()
+    await asyncio.wait_for(done.wait(), 2)
+
+
+async def test_what_is_not_http_at_all():
+    """Something listens and speaks another protocol."""
+
+    async def answer(reader, writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await writer.drain()
+
+    async with listening(answer) as target:
+        with pytest.raises(TargetError, match="cannot be used") as caught:
+            await preflight(target, Secrets())
+
+    assert "https" in caught.value.hint
+
+
+async def test_who_never_answers():
+    """A connection and then silence: bounded by the connect limit for the list of models."""
+    async with listening(lambda reader, writer: reader.read()) as target:
+        with pytest.raises(TargetError, match="does not answer: no response in time"):
             await preflight(target, Secrets())
 
 

@@ -136,10 +136,10 @@ async def test_slots_are_never_ambiguous():
     """Over many short requests, level changes and cancellations: frames in order, one owner per slot, no gap in seq."""
     async with (
         Server(tokens=3, gap_s=0.002, first_s=0.001) as server,
-        running(server.url, load=Load(concurrency=20), stop=Stop(duration_s=1.2)) as run,
+        running(server.url, load=Load(concurrency=20), stop=Stop(duration_s=0.9)) as run,
     ):
         for level in (3, 40, 11, 25):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.15)
             run.runner.set_concurrency(level)
             run.runner.cancel()
 
@@ -290,29 +290,30 @@ async def test_a_refusal_repeated_ends_the_run(status, outcome):
 
 async def test_one_success_and_refusals_no_longer_end_it():
     """Refusals later in a run are results, not a reason to stop."""
-    async with (
-        Server(tokens=1, first_s=0.0) as server,
-        running(server.url, load=Load(concurrency=1), stop=Stop(requests=20)) as run,
-    ):
-        await until(lambda: len(run.of(Finished)) >= 1 or len(server.seen) >= 2)
+    plan = {"load": Load(concurrency=5), "stop": Stop(requests=15)}
+    async with Server(tokens=1, first_s=0.02) as server, running(server.url, **plan) as run:
+        await until(lambda: server.seen)
         server.status = 404
 
+    outcomes = [event.outcome for event in run.of(Finished)]
     assert run.of(Mark) == []
-    assert len(run.of(Finished)) == 20
+    assert sorted(set(outcomes)) == ["http_4xx", "ok"]
+    assert outcomes.count("http_4xx") > 5
+    assert len(outcomes) == 15
 
 
 # --- open loop -----------------------------------------------------------------------------------------------------
 
 
 async def test_constant_rate_keeps_its_due_times_into_a_slow_server():
-    """20 requests per second into a server that needs half a second: due every 50 ms, sent in time, none waits."""
+    """40 requests per second into a server that needs half a second: due every 25 ms, sent in time, none waits."""
     async with Server(tokens=1, first_s=0.5) as server:
-        load = Load(mode="constant", rate=20.0)
+        load = Load(mode="constant", rate=40.0)
         async with running(server.url, load=load, stop=Stop(requests=20)) as run:
             pass
 
     due = sorted(event.due for event in run.of(Finished))
-    assert [b - a for a, b in itertools.pairwise(due)] == pytest.approx([50_000] * 19, abs=1)
+    assert [b - a for a, b in itertools.pairwise(due)] == pytest.approx([25_000] * 19, abs=1)
     assert max(event.sent - event.due for event in run.of(Finished)) < 40_000
     assert server.most_in_flight >= 8
 
