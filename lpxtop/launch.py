@@ -235,6 +235,11 @@ class Outcome:
 
 def run(launch: Launch) -> Outcome:
     """Check the endpoint, run the session with or without a screen, and return what it measured."""
+    return _finish(launch, *prepare(launch))
+
+
+def prepare(launch: Launch) -> tuple[Session, Recorder]:
+    """Everything up to the first request: outputs checked, endpoint checked, the session built but not running."""
     launch.outputs.check()
     _check_output_paths(launch.outputs)
     plan, found = check_target(launch)
@@ -257,7 +262,7 @@ def run(launch: Launch) -> Outcome:
         recording=recorder.view,
         autostart=launch.headless or launch.start,
     )  # fmt: skip
-    return _finish(launch, session, recorder)
+    return session, recorder
 
 
 def watch(launch: Launch) -> Outcome:
