@@ -392,11 +392,15 @@ def _columns() -> int:
 
 def progress_line(view: RunView) -> str:
     """The run in one line of at most about 110 columns; every figure of the last window."""
+    head = [format.clock_time(view.t), view.phase]
+    parts = _watch_parts(view) if view.kind == "watch" else _load_parts(view)
+    return "  ".join(head + parts)
+
+
+def _load_parts(view: RunView) -> list[str]:
     load, window = view.load, view.window
     failed = sum(number for outcome, number in load.done.items() if outcome not in ("ok", "cut", "cancelled"))
-    parts = [
-        format.clock_time(view.t),
-        view.phase,
+    return [
         f"in flight {load.in_flight}/{format.count(load.target)}",
         f"ok {format.count(load.done.get('ok', 0))}",
         f"failed {format.count(failed)}",
@@ -405,4 +409,21 @@ def progress_line(view: RunView) -> str:
         f"itl p50 {format.latency(window.itl.p50)}",
         f"(last {window.window_s:.0f} s)",
     ]
-    return "  ".join(parts)
+
+
+def _watch_parts(view: RunView) -> list[str]:
+    """Of a watch: what the first server says of itself, and the busiest GPU."""
+    parts = []
+    for server in view.servers[:1]:
+        parts += [
+            f"running {format.significant(server.running)}",
+            f"waiting {format.significant(server.waiting)}",
+            f"KV {format.percent(server.kv_usage)}",
+            f"out {format.with_unit(server.output_tokens_per_s, 'tok/s')}",
+            f"ttft mean {format.latency(server.ttft_mean_ms)}",
+        ]
+    busiest = max(view.gpus, key=lambda gpu: gpu.utilization_percent or 0.0, default=None)
+    if busiest is not None:
+        parts.append(f"GPU {busiest.index} {format.with_unit(busiest.utilization_percent, '%')}")
+        parts.append(format.with_unit(busiest.power_watts, "W"))
+    return parts or [view.gpu_note or "nothing to see yet"]

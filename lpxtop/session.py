@@ -86,6 +86,7 @@ class Session:
         self.state.apply(self._header)
         self._emit(Phase(t=self.now_us(), name="ready", level=0, concurrency=self._concurrency, rate=self._rate))
         stopper = asyncio.create_task(self._stop_when_told())
+        timer = asyncio.create_task(self._stop_after_duration())
         try:
             if self._fleet:
                 await self._fleet.start()
@@ -93,6 +94,7 @@ class Session:
                     self.start()
             await self._pump()
         finally:
+            timer.cancel()
             stopper.cancel()
             await self._shut_down()
 
@@ -116,6 +118,12 @@ class Session:
             if event.state == "failed":
                 self.reason = "failed"
         return self._fleet is not None and self._running_load <= 0
+
+    async def _stop_after_duration(self) -> None:
+        """A watch ends after the plan's duration; a load ends itself, since its duration is the measured one."""
+        if self._fleet is None and self.plan.stop.duration_s is not None:
+            await asyncio.sleep(self.plan.stop.duration_s)
+            await self.stop()
 
     async def _stop_when_told(self) -> None:
         await self._stopping.wait()
