@@ -274,9 +274,7 @@ def _names(
 
 def _time_axis(cells: int, seconds_per_cell: int, margin: int) -> Row:
     """How long ago, at round times."""
-    step = next(
-        (s for s in (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600) if s / seconds_per_cell >= 10), 3600
-    )
+    step = next((s for s in (5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600) if s / seconds_per_cell >= 10), 3600)
     text = ["─"] * cells
     end = "now"
     text[max(0, cells - len(end)) :] = end[-cells:]

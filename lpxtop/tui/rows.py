@@ -106,7 +106,7 @@ def framed(
     """A box with a title in its upper edge, at the right end a caption. Without room for a box: just the rows."""
     if height < 3 or width < 8:
         return block(rows, width, height)
-    style = "frame.chosen" if chosen else "frame"
+    style = "frame-chosen" if chosen else "frame"
     head: Row = (("╭─", style), *((("▸", style),) if chosen else (("─", style),)), (" ", style), *title, (" ", style))
     tail: Row = (*((((" ", style), *caption, (" ", style))) if caption else ()), ("─╮", style))
     room = width - width_of(tail)
@@ -135,8 +135,8 @@ def wrapped(text: str, width: int, style: str = "text") -> list[Row]:
 def bar(ratio: float | None, width: int, style: str) -> Row:
     """A horizontal bar in eighths of a cell; nothing but its track when unknown."""
     if ratio is None:
-        return (("·" * width, "bar.empty"),)
+        return (("·" * width, "bar-empty"),)
     eighths = round(max(0.0, min(1.0, ratio)) * width * 8)
     full, part = divmod(eighths, 8)
     drawn = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
-    return ((drawn, style), ("·" * (width - len(drawn)), "bar.empty"))
+    return ((drawn, style), ("·" * (width - len(drawn)), "bar-empty"))

@@ -38,7 +38,7 @@ def _clock(t: int, replay: ReplayView) -> str:
 
 
 def _follow(replay: ReplayView) -> list[str | Span]:
-    return ["  ", ("FOLLOW", "state.live")] if replay.following else []
+    return ["  ", ("FOLLOW", "state-live")] if replay.following else []
 
 
 def cell_of(t: int, replay: ReplayView, cells: int) -> int:
@@ -49,7 +49,7 @@ def cell_of(t: int, replay: ReplayView, cells: int) -> int:
 
 def _bar(replay: ReplayView, cells: int) -> Row:
     head = cell_of(replay.position_us, replay, cells)
-    glyphs: list[Span] = [("━", "track.done") if cell < head else ("─", "track") for cell in range(cells)]
+    glyphs: list[Span] = [("━", "track-done") if cell < head else ("─", "track") for cell in range(cells)]
     for t, glyph in sorted(replay.marks, key=lambda mark: -_rank(mark[1])):
         glyphs[cell_of(t, replay, cells)] = (glyph, "error" if glyph == "!" else "mark")
     glyphs[head] = ("●", "head")

@@ -136,7 +136,7 @@ def _track(view: RunView, cells: int, look: Look) -> Row:
     drawn = ["━" if cell < head else "─" for cell in range(cells)]
     if not is_open(view.load) and view.load.in_flight > 0:
         drawn[_place(view.load, view.load.in_flight, cells)] = "┼"
-    return line(("".join(drawn[:head]), "track.done"), ("●", "head"), ("".join(drawn[head + 1 :]), "track"))
+    return line(("".join(drawn[:head]), "track-done"), ("●", "head"), ("".join(drawn[head + 1 :]), "track"))
 
 
 def _scale(load: LoadView, cells: int) -> str:

@@ -10,12 +10,12 @@ Mode = Literal["live", "watch", "replay"]
 
 RUNNING = frozenset({"warmup", "measure"})
 _PHASES: dict[str, Span] = {
-    "ready": ("○ READY", "state.ready"),
-    "warmup": ("● WARM-UP", "state.live"),
-    "measure": ("● LIVE", "state.live"),
-    "paused": ("○ PAUSED", "state.paused"),
-    "drain": ("○ DRAINING", "state.paused"),
-    "ended": ("■ ENDED", "state.paused"),
+    "ready": ("○ READY", "state-ready"),
+    "warmup": ("● WARM-UP", "state-live"),
+    "measure": ("● LIVE", "state-live"),
+    "paused": ("○ PAUSED", "state-paused"),
+    "drain": ("○ DRAINING", "state-paused"),
+    "ended": ("■ ENDED", "state-paused"),
 }
 
 
@@ -43,15 +43,15 @@ def state_word(view: RunView) -> Span:
     if ended(view):
         return _PHASES["ended"]
     if mode_of(view) == "watch":
-        return ("● WATCH", "state.live")
-    return _PHASES.get(view.phase, (view.phase.upper(), "state.ready"))
+        return ("● WATCH", "state-live")
+    return _PHASES.get(view.phase, (view.phase.upper(), "state-ready"))
 
 
 def _replay_word(view: RunView) -> Span:
     assert view.replay is not None
     if not view.replay.playing:
-        return ("■ REPLAY paused", "state.paused")
-    return (f"▶ REPLAY {speed_word(view.replay.speed)}", "state.replay")
+        return ("■ REPLAY paused", "state-paused")
+    return (f"▶ REPLAY {speed_word(view.replay.speed)}", "state-replay")
 
 
 def speed_word(speed: float) -> str:

@@ -29,7 +29,7 @@ def _extra(view: RunView, look: Look) -> list[str | Span]:
     if view.simulated:
         found += [" ", (" SIM ", "sim")]
     if look.frozen_s is not None:
-        found += [" ", (f" FROZEN {look.frozen_s} s ", "state.paused")]
+        found += [" ", (f" FROZEN {look.frozen_s} s ", "state-paused")]
     if look.link:
         found += [" ", (look.link, "warn")]
     return found

@@ -76,7 +76,11 @@ def _seconds(value: float | None) -> str:
 
 def _quantiles(name: str, figures: Quantiles, text: Callable[[float | None], str]) -> Row:
     cells = "".join(pad(text(value), _CELL, right=True) for value in (figures.p50, figures.p95, figures.p99))
-    return line((pad(f" {name}", _NAME), "label"), (cells, "value"), (pad(short_count(figures.count), _CELL, right=True), "label"))
+    return line(
+        (pad(f" {name}", _NAME), "label"),
+        (cells, "value"),
+        (pad(short_count(figures.count), _CELL, right=True), "label"),
+    )
 
 
 def short_count(n: int) -> str:
@@ -127,7 +131,9 @@ def _since(view: RunView) -> Row:
         steady = ("too short to judge", "label")
     else:
         steady = ("steady", "good") if level.steady else ("NOT STEADY", "warn")
-    return line(("load ", "label"), (load_word(level.concurrency, level.rate), "value"), (f" for {since}, ", "label"), steady)
+    return line(
+        ("load ", "label"), (load_word(level.concurrency, level.rate), "value"), (f" for {since}, ", "label"), steady
+    )
 
 
 def _trust(view: RunView) -> list[Row]:
