@@ -217,6 +217,11 @@ class Gpu(Event, frozen=True, kw_only=True, tag="gpu"):
     throttle_ns: dict[str, list[int | None]] = {}
     pcie_generation: list[int | None] = []
     pcie_width: list[int | None] = []
+    pcie_tx_bytes: list[int | None] = []  # counters, as are those of NVLink (all links of the GPU)
+    pcie_rx_bytes: list[int | None] = []
+    nvlink_tx_bytes: list[int | None] = []
+    nvlink_rx_bytes: list[int | None] = []
+    health: list[dict[str, Any]] = []  # error counts, ECC and row remapping; every few seconds, as are processes
     processes: list[list[dict[str, Any]]] = []
     notes: dict[str, str] = {}  # column -> why it is missing
     cost_us: int | None = None
