@@ -33,9 +33,11 @@ def to_json(summary: dict[str, Any]) -> bytes:
 
 def text(summary: dict[str, Any]) -> str:
     """What a terminal of 80 columns shows: what was measured, how it went, how far to trust it."""
+    if summary["run"].get("kind") == "watch":
+        return "\n\n".join("\n".join(block) for block in _watched(summary) if block) + "\n"
     blocks = [
         _head(summary), _requests(summary), _latencies(summary), _throughput(summary), _levels(summary),
-        _gpus(summary), _quality(summary),
+        _servers(summary), _gpus(summary), _quality(summary),
     ]  # fmt: skip
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -206,6 +208,40 @@ def _load(level: dict[str, Any]) -> str:
     if level.get("rate") is not None:
         return format.with_unit(level["rate"], "req/s")
     return f"{format.count(level.get('concurrency'))} in flight"
+
+
+def _watched(summary: dict[str, Any]) -> list[list[str]]:
+    """The blocks of a watch: no request was ours, so there is only what the server and the GPUs said."""
+    run = summary["run"]
+    head = (
+        f"watched {_word((run.get('target') or {}).get('url'))}, {format.duration(run.get('watched_s'))}, no load sent"
+    )
+    nothing = [] if summary["server"] or summary["gpu"] else ["neither a server's metrics nor a GPU could be read"]
+    return [[_fit(head)], _servers(summary), _gpus(summary), nothing]
+
+
+def _servers(summary: dict[str, Any]) -> list[str]:
+    """The server's own figures: queues as mean (max), counters as what was added."""
+    found = summary["server"]
+    parts = [
+        f"{label} {show(found[name]['mean'])} (max {show(found[name]['max'])})"
+        for name, label, show in _SERVER_GAUGES
+        if name in found
+    ]
+    parts += [
+        f"{label} +{format.count(round(found[name]['last'] - found[name]['first']))}"
+        for name, label in _SERVER_COUNTERS
+        if name in found
+    ]
+    return textwrap.wrap(" · ".join(parts), WIDTH, initial_indent="server     ", subsequent_indent=" " * 11)
+
+
+_SERVER_GAUGES = (
+    ("running", "running", format.significant),
+    ("waiting", "waiting", format.significant),
+    ("kv_usage", "KV", format.percent),
+)
+_SERVER_COUNTERS = (("preemptions", "preemptions"), ("output_tokens", "output tokens"))
 
 
 def _gpus(summary: dict[str, Any]) -> list[str]:

@@ -90,6 +90,7 @@ def _run(state: RunState, seconds: float | None) -> dict[str, Any]:
         "id": header.session,
         "started_at": datetime.fromtimestamp(header.wall_ns / 1e9, UTC).isoformat(timespec="milliseconds"),
         "duration_s": seconds,
+        "watched_s": state.t / 1e6 if header.kind == "watch" else None,
         "ended": state.reason,
         "lpxtop": header.lpxtop,
         "kind": header.kind,

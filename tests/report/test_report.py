@@ -19,6 +19,7 @@ from lpxtop.events.records import (
     LoadSample,
     Phase,
     Request,
+    Server,
     Source,
 )
 from lpxtop.metrics.state import RunState
@@ -213,3 +214,20 @@ def test_markdown_tables_are_well_formed() -> None:
     assert len(rows) >= 8
     assert {line.count("|") for line in rows} == {9}
     assert text.startswith("### a|b at http://h")
+
+
+def test_a_watch_reports_what_the_server_and_the_gpu_said():
+    """Without requests of our own there are no empty latency tables, but queues, counters and a duration."""
+    state = RunState(exact=True)
+    state.apply(Header(t=0, schema=(1, 0), session="s", wall_ns=0, mono_ns=0, lpxtop="0", kind="watch",
+                       target={"url": "http://gpu01:8000/v1"}))  # fmt: skip
+    for t, running, tokens in ((1_000_000, 2.0, 1000.0), (61_000_000, 4.0, 7000.0)):
+        state.apply(Server(t=t, src="server0", url="http://gpu01:8000/metrics",
+                           concepts={"running": running, "kv_usage": 0.5, "output_tokens": tokens}))  # fmt: skip
+    text = report.text(summary(state))
+
+    assert text.splitlines() == [
+        "watched http://gpu01:8000/v1, 61 s, no load sent",
+        "",
+        "server     running 3.00 (max 4.00) · KV 50% (max 50%) · output tokens +6 000",
+    ]
