@@ -16,7 +16,7 @@ import msgspec
 from lpxtop.errors import TargetError, UsageError
 from lpxtop.load import refusals, servers
 from lpxtop.load.deltas import error_text, read
-from lpxtop.load.prompts import Prompts, usual_overhead
+from lpxtop.load.prompts import Prompts, session_mark, usual_overhead
 from lpxtop.load.scrub import scrubbed
 from lpxtop.load.shape import calibrate, change_for, first_shape, named_in
 from lpxtop.load.sse import SseParser
@@ -244,7 +244,7 @@ class _Check:
             prompts=self._probe_prompts(),
         )
         path = "completions" if plan.target.api == "completions" else "chat/completions"
-        body = Prompts(plan, shape, mark=f"{time.monotonic_ns():x}").probe()
+        body = Prompts(plan, shape, mark=session_mark(time.monotonic_ns())).probe()
         headers = {"content-type": "application/json"}
         url = f"{plan.target.url}/{path}"
         async with self._http.stream("POST", url, content=body, headers=headers) as response:
@@ -282,8 +282,11 @@ class _Check:
             return shape
         plan = msgspec.structs.replace(self._plan, prompts=self._probe_prompts())
         words = Prompts(plan, shape).synthetic.words
-        per_word, overhead = calibrate(answer.input_tokens, words, usual_overhead(plan))
-        return msgspec.structs.replace(shape, tokens_per_word=per_word, prompt_overhead=overhead)
+        measured = calibrate(answer.input_tokens, words, usual_overhead(plan))
+        if measured is None:
+            self._notes.append(f"the server counts {answer.input_tokens} tokens in {words} words: not believed")
+            return shape
+        return msgspec.structs.replace(shape, tokens_per_word=measured[0], prompt_overhead=measured[1])
 
 
 def _with_model(plan: Plan, model: str) -> Plan:

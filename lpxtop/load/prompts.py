@@ -47,6 +47,11 @@ _RESERVED = {
 _encode = msgspec.json.Encoder().encode
 
 
+def session_mark(origin_ns: int) -> str:
+    """Six digits that tell this session's prompts and requests from another's; the same for all of its workers."""
+    return f"{origin_ns // 1000 % 16**6:06x}"
+
+
 class Body(NamedTuple):
     """One request's JSON, and about how many tokens its prompt has; None when nobody can tell."""
 

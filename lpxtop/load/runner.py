@@ -13,7 +13,7 @@ from lpxtop.events.commands import Start
 from lpxtop.events.records import FRAME_US, Event, Finished, Mark, Phase
 from lpxtop.load.client import Client, RequestSpec, Stream
 from lpxtop.load.frames import Flight, Frames
-from lpxtop.load.prompts import Prompts
+from lpxtop.load.prompts import Prompts, session_mark
 from lpxtop.load.schedule import ClosedLoop, OpenLoop, Schedule, Turn, share
 
 STARTS_PER_TURN = 16
@@ -40,11 +40,6 @@ def make_schedule(start: Start) -> ClosedLoop | OpenLoop:
     )
 
 
-def request_mark(origin_ns: int) -> str:
-    """Six digits that tell this session's requests from those of another, for all of its workers."""
-    return f"{origin_ns // 1000 % 16**6:06x}"
-
-
 class Runner:
     """One worker's load, from `run` until it is over. Commands may come at any time while it runs."""
 
@@ -67,7 +62,7 @@ class Runner:
         self._first_due_ns: int | None = None
         self._measure_from_ns: int | None = None
         self._next_id = 0
-        self._request_id = f"lpx-{request_mark(start.origin_ns)}-{start.src}-"
+        self._request_id = f"lpx-{session_mark(start.origin_ns)}-{start.src}-"
         self._stopping = False
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()

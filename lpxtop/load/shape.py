@@ -16,6 +16,7 @@ from lpxtop.plan import Negotiated, Sampling
 _NO_CONTINUOUS_USAGE = frozenset({"llama.cpp", "TGI", "Ollama", "LMDeploy"})
 _NO_IGNORE_EOS = frozenset({"TGI", "Ollama"})
 _NO_MIN_TOKENS = _NO_IGNORE_EOS | {"llama.cpp"}
+_LEAST_PER_WORD, _MOST_PER_WORD = 0.5, 10.0
 
 
 def first_shape(sampling: Sampling, kind: str | None, version: str | None) -> Negotiated:
@@ -72,14 +73,15 @@ def change_for(shape: Negotiated, named: list[str]) -> tuple[str, Negotiated] | 
     return None
 
 
-def calibrate(tokens: int, words: int, usual: int) -> tuple[float, int]:
-    """(tokens per word, overhead) from one counted prompt of `words` words.
+def calibrate(tokens: int, words: int, usual: int) -> tuple[float, int] | None:
+    """(tokens per word, overhead) from one counted prompt of `words` words; None when the count cannot be true.
 
     Each of the words is one token of nearly every vocabulary, so what remains is the overhead (mark, chat template,
     system prompt). Where that would be far from the `usual` overhead, the vocabulary is another one: then the overhead
-    is taken as usual and the words are what differs.
+    is taken as usual and the words are what differs. A server that counts too few (without what it had cached, or
+    always the same) must not blow the prompts up.
     """
     if abs(tokens - words - usual) <= MARK_TOKENS + 0.15 * words:
         return 1.0, max(0, tokens - words)
-    overhead = min(usual, tokens // 2)
-    return round((tokens - overhead) / words, 4), overhead
+    per_word = round((tokens - usual) / words, 4)
+    return (per_word, usual) if _LEAST_PER_WORD <= per_word <= _MOST_PER_WORD else None

@@ -25,8 +25,8 @@ from lpxtop.events import codec, commands
 from lpxtop.events.records import Arrivals, Event, Source
 from lpxtop.load.client import Client
 from lpxtop.load.outlet import Outlet
-from lpxtop.load.prompts import Prompts
-from lpxtop.load.runner import Runner, request_mark
+from lpxtop.load.prompts import Prompts, session_mark
+from lpxtop.load.runner import Runner
 
 ORPHAN_DRAIN_S = 1.0
 TERMINATED_DRAIN_S = 0.5
@@ -69,7 +69,7 @@ async def _run(start: commands.Start, lines: Iterator[bytes], outlet: Outlet) ->
         plan=start.plan, negotiated=start.negotiated, secrets=start.secrets, origin_ns=start.origin_ns, src=start.src
     )
     prompts = Prompts(
-        start.plan, start.negotiated, mark=request_mark(start.origin_ns), worker=start.worker, workers=start.workers
+        start.plan, start.negotiated, mark=session_mark(start.origin_ns), worker=start.worker, workers=start.workers
     )
     runner = Runner(
         start=start, client=client, prompts=prompts, emit=emit, backlog=lambda: (outlet.backlog_bytes, outlet.dropped)

@@ -175,11 +175,13 @@ async def test_an_error_inside_the_stream():
         (130, 106, 22, (1.0, 24)),  # the usual vocabulary: what is not words is overhead
         (506, 490, 22, (1.0, 16)),
         (670, 100, 22, (6.48, 22)),  # one token per character
-        (60, 100, 22, (0.38, 22)),  # a server that counts characters / 4
+        (172, 100, 22, (1.5, 22)),  # a server that counts characters / 4
+        (20, 400, 22, None),  # one that leaves out what it had cached
+        (5000, 100, 22, None),
     ],
 )
 def test_calibration_by_hand(tokens, words, usual, expected):
-    """Words are tokens, or the vocabulary is another one."""
+    """Words are tokens, or the vocabulary is another one, or the count is not believed."""
     assert calibrate(tokens, words, usual) == expected
 
 
