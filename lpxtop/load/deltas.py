@@ -101,9 +101,9 @@ def read(payload: bytes) -> Facts:
     except _UNREADABLE:
         return _read_any(payload)
     choice = chunk.choices[0]
-    if choice.index:
-        return _read_any(payload)
     delta = choice.delta
+    if choice.index or (choice.text and delta is not None):
+        return _read_any(payload)
     if delta is None:
         facts = CONTENT if choice.text else EMPTY
     elif delta.content:

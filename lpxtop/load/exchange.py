@@ -70,6 +70,7 @@ class Exchange:
         self.status = 0
         self.any = self.head_done = self.framed = self.complete = self.reusable = False
         self.kernel_ns = self.user_ns = 0
+        self._after_cr = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parser = httptools.HttpResponseParser(self)  # it looks the callbacks up here, once
         _lenient(self.parser)
@@ -95,14 +96,15 @@ class Exchange:
     def feed(self, data: bytes, kernel_ns: int, user_ns: int) -> None:
         """Bytes of the answer; raises httptools' errors."""
         self.kernel_ns, self.user_ns = kernel_ns, user_ns
-        if not self.any:
-            self._look_at_line_end(data)
+        if not self.head_done:
+            self._look_at_line_ends(data)
         self.parser.feed_data(data)
 
-    def _look_at_line_end(self, data: bytes) -> None:
-        """Note a status line without CR: accepted, as by curl, and said."""
-        end = data.find(b"\n")
-        if end > 0 and data[end - 1] != 13:  # CR
+    def _look_at_line_ends(self, data: bytes) -> None:
+        """Note a line of the head without CR: accepted, as by curl, and said."""
+        head = (b"\r" if self._after_cr else b"") + data.partition(b"\r\n\r\n")[0]
+        self._after_cr = data[-1:] == b"\r"
+        if head.count(b"\n") > head.count(b"\r\n"):
             self._timing.lenient = True
 
     # the parser's callbacks

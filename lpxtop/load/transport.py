@@ -25,6 +25,7 @@ IDLE_S = 1.0
 """A kept connection is reused within this time only: servers close idle ones after 2–5 s."""
 OFFSET_EVERY_S = 0.25
 HAPPY_EYEBALLS_DELAY_S = 0.25
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _PORTS = {"http": 80, "https": 443}
 _mono = time.monotonic_ns
 
@@ -304,4 +305,6 @@ def _plain_reason(error: OSError) -> str:
 def _tls_reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not accepted: {error.verify_message}"
+    if error.reason in _NO_TLS:
+        return "the server does not speak it (http rather than https?)"
     return error.reason or str(error)

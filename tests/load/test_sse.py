@@ -1,6 +1,7 @@
 """The SSE parser against a naive reading of the whole bytes."""
 
 import re
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +59,7 @@ LINES = st.sampled_from(
         b"",
         b"",
         b"\xef\xbb\xbfdata: y",
-    ]  # fmt: skip
+    ]
 )
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
@@ -69,7 +70,7 @@ def test_any_split_gives_the_same_events(lines, bom, cuts):
     """However a stream is cut into reads, payloads, names and comments are those of the whole stream."""
     data = b"\xef\xbb\xbf" * bom + b"".join(line + end for line, end in lines)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [data[a:b] for a, b in pairwise(edges)]
     assert parse(pieces) == naive(data)
     assert parse([bytes([byte]) for byte in data]) == naive(data)
 
@@ -107,7 +108,7 @@ def test_spaces_at_the_edges_of_reads_survive():
     assert parser.feed(b" b \n\n") == [b" a  b "]
 
 
-def test_names_belong_to_their_own_event(monkeypatch):
+def test_names_belong_to_their_own_event():
     """An event's name is told with its payload, and not with the plain event that follows."""
     parser = SseParser()
     assert parser.feed(b"data: 0\n\nevent: error\ndata: 1\n\n") == [b"0", b"1"]

@@ -85,6 +85,8 @@ class WireServer:
                 self.closed += 1
         except ConnectionError:
             self.closed += 1
+        except asyncio.CancelledError:
+            pass  # the test is over
         finally:
             writer.close()
 
