@@ -240,6 +240,7 @@ def run(launch: Launch) -> Outcome:
 
 def prepare(launch: Launch) -> tuple[Session, Recorder]:
     """Everything up to the first request: outputs checked, endpoint checked, the session built but not running."""
+    _check_terminal(launch)
     launch.outputs.check()
     _check_output_paths(launch.outputs)
     plan, found = check_target(launch)
@@ -267,6 +268,7 @@ def prepare(launch: Launch) -> tuple[Session, Recorder]:
 
 def watch(launch: Launch) -> Outcome:
     """Probes alone, no load."""
+    _check_terminal(launch)
     launch.outputs.check()
     _check_output_paths(launch.outputs)
     origin_ns = launch.clock.monotonic_ns()
@@ -282,6 +284,14 @@ def watch(launch: Launch) -> Outcome:
         recording=recorder.view,
     )
     return _finish(launch, session, recorder)
+
+
+def _check_terminal(launch: Launch) -> None:
+    """Refuse before an endpoint is bothered when the screen cannot be shown."""
+    if not launch.headless:
+        from lpxtop.tui.guard import check_terminal
+
+        check_terminal()
 
 
 def _check_output_paths(outputs: Outputs) -> None:
