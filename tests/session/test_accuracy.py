@@ -1,6 +1,7 @@
 """The promise itself: stamps against the simulated server's own write times, through the whole tool."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from running import lpxtop, simulated, truth
@@ -48,7 +49,7 @@ def test_latencies_are_those_of_the_servers_write_times(tmp_path):
         sent, mine = origin + event["sent"] * 1000, writes[event["request_id"]]
         ttft.append((mine[0] - sent) / 1e6)
         e2e.append((mine[-1] - sent) / 1e6)
-        gaps += [(b - a) / 1e6 for a, b in zip(mine, mine[1:], strict=False)]
+        gaps += [(b - a) / 1e6 for a, b in pairwise(mine)]
         tpot.append((mine[-1] - mine[0]) / 1e6 / (len(mine) - 1))
 
     latency = summary["latency_ms"]
