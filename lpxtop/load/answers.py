@@ -18,7 +18,9 @@ ERROR_BODY_BYTES = 1 << 20
 WHOLE_BODY_BYTES = 16 << 20
 _HEADER_CHARS = 100
 _ID_HEADERS = (b"x-request-id", b"request-id", b"x-amzn-requestid", b"apim-request-id")
-_RATE_PARTS = (b"limit", b"remaining", b"reset")
+_LIMIT_HEADERS = (b"retry-after", b"retry-after-ms", b"ratelimit")
+_LIMIT_PARTS = (b"limit", b"remaining", b"reset")
+_BOM = b"\xef\xbb\xbf"
 _PAYLOAD_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,100})"')
 _EVENT_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _MISMATCH = 0.02
@@ -104,9 +106,7 @@ class Answer:
             self.location = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
         elif name in _ID_HEADERS:
             self.server_request_id = self.server_request_id or clean(value, _HEADER_CHARS)
-        elif name in (b"retry-after", b"retry-after-ms") or (
-            b"ratelimit" in name.replace(b"-", b"") and any(part in name for part in _RATE_PARTS)
-        ):
+        elif _tells_a_limit(name):
             self.rate_limit[name.decode("latin-1")[:_HEADER_CHARS]] = clean(value, _HEADER_CHARS)
 
     # --- the body ----------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Answer:
         if self.whole is not None:
             self._gather(data)
             return b""
-        start = (self._start + data).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
+        start = (self._start + data).removeprefix(_BOM).lstrip(b" \t\r\n")
         if self.succeeded and self.streamed:
             streams = _is_event_stream(start)
             if streams is None:
@@ -318,8 +318,16 @@ class Answer:
         return ("chunks", self.chunks) if self.chunks else (None, None)
 
 
+def _tells_a_limit(name: bytes) -> bool:
+    """Whether a header says how much is allowed, is left, or when it comes back, in any vendor's spelling."""
+    before, rate_limit, after = name.replace(b"-", b"").partition(b"ratelimit")
+    return name in _LIMIT_HEADERS or (bool(rate_limit) and any(part in before + after for part in _LIMIT_PARTS))
+
+
 def _is_event_stream(start: bytes) -> bool | None:
     """Whether a body that starts so is made of server-sent events; None while it may still become one."""
+    if _BOM.startswith(start):
+        return None
     for field in _EVENT_FIELDS:
         if start.startswith(field):
             return True

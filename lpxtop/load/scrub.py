@@ -12,7 +12,7 @@ MASK = "…"
 _SHORT = 8
 _SHAPES = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=*-]{4,}"), rf"\1 {MASK}"),
-    (re.compile(r"\b(?:sk|pk|rk|gsk|hf|xai|nvapi|csk|tgp|key)[-_][\w*.-]{6,}"), MASK),
+    (re.compile(r"\b(?:sk|pk|rk|gsk|hf|xai|nvapi|csk|tgp)[-_][\w*.-]{6,}"), MASK),
     (re.compile(r"://[^/\s@]+@"), f"://{MASK}@"),
 )
 """What looks like a credential, whoever's it is."""

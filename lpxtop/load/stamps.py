@@ -67,6 +67,19 @@ def enable(sock: socket.socket) -> bool:
     return True
 
 
+def keep_on() -> socket.socket | None:
+    """A socket that keeps the kernel stamping for as long as it is open; None where it refuses.
+
+    Linux stamps packets only while some socket asks for it, and turns that on a moment after the first one did: what
+    a lone new connection receives in that moment has no stamp.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    if enable(sock):
+        return sock
+    sock.close()
+    return None
+
+
 def round_trip_us(sock: socket.socket) -> tuple[int | None, int | None]:
     """(smoothed, least) round-trip time of a connection in µs from TCP_INFO; None where the kernel does not tell."""
     option = getattr(socket, "TCP_INFO", None)

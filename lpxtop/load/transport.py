@@ -48,6 +48,7 @@ class KernelTransport(httpx.AsyncBaseTransport):
         self._names: dict[tuple[str, int], list[Any]] = {}
         self._lookups: dict[tuple[str, int], asyncio.Task[int]] = {}
         self._offset_timer: asyncio.TimerHandle | None = None
+        self._stamping: socket.socket | None = None
         self.stats = Stats()
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["http/1.1"])
@@ -94,6 +95,8 @@ class KernelTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         if self._offset_timer is not None:
             self._offset_timer.cancel()
+        if self._stamping is not None:
+            self._stamping.close()
         for lookup in list(self._lookups.values()):
             lookup.cancel()
         for connection in list(self._all):
@@ -140,6 +143,8 @@ class KernelTransport(httpx.AsyncBaseTransport):
 
         Raises httpx.ConnectError. Requests that wait for the same name share one look-up.
         """
+        if self._stamping is None:  # the kernel needs a moment to begin
+            self._stamping = stamps.keep_on()
         key = (host, port)
         if key in self._names:
             return None

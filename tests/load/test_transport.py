@@ -109,10 +109,12 @@ async def test_stamps_are_between_the_write_and_the_read():
 
 async def test_a_reader_that_comes_late_does_not_move_the_stamp():
     """A token comes while the loop is blocked for 60 ms: the kernel stamps its arrival, the user's clock the read."""
+    keeper = stamps.keep_on()
     client, server = _tcp_pair()
     offset, stats = ClockOffset(), transport.Stats()
-    if not stamps.enable(client):
+    if keeper is None or not stamps.enable(client):
         pytest.skip("this kernel does not stamp received packets")
+    await asyncio.sleep(0.05)  # the kernel begins to stamp
     connection = transport.Connection(asyncio.get_running_loop(), client, offset=offset, stats=stats)
     sink = Notes()
     connection.exchange = transport.Exchange(sink, transport.Timing(), head_only=False)
@@ -124,6 +126,7 @@ async def test_a_reader_that_comes_late_does_not_move_the_stamp():
     finally:
         connection.abandon()
         server.close()
+        keeper.close()
 
     kernel, user = sink.reads[0]
     assert kernel - written < 5_000_000
@@ -230,6 +233,22 @@ async def test_a_loop_that_cannot_watch_sockets_is_refused_in_words(monkeypatch)
     async with serving(EVENTS) as (server, through):
         with pytest.raises(UsageError, match="event loop"):
             await post(through, server.url)
+
+
+async def test_the_kernel_stamps_from_the_first_byte_on():
+    """A socket of its own keeps the kernel stamping from before the first connection until the transport closes."""
+    async with serving(answer(200, b"x", "connection: close")) as (server, through):
+        await through.resolve("127.0.0.1", server.port)
+        keeper = through._stamping
+        if keeper is None:
+            pytest.skip("this kernel does not stamp received packets")
+        await asyncio.sleep(0.05)
+        for _ in range(20):
+            await post(through, server.url)
+        assert through.stats.user_stamps == 0
+        assert keeper.fileno() >= 0
+
+    assert keeper.fileno() == -1
 
 
 # --- framing ---------------------------------------------------------------------------------------------------------
@@ -491,6 +510,7 @@ async def test_a_connection_that_does_not_come_about_in_time():
         await post(through, f"http://127.0.0.1:{listener.getsockname()[1]}", connect=0.3)
 
     assert 0.25 < time.monotonic() - begin < 1.0
+    await through.aclose()
     for one in (*crowd, listener):
         one.close()
 
@@ -549,6 +569,15 @@ def authority():
     return ca, context
 
 
+async def once(url, context):
+    """One request through a transport of its own."""
+    through = KernelTransport(context)
+    try:
+        await post(through, url)
+    finally:
+        await through.aclose()
+
+
 def trusting(ca):
     context = ssl.create_default_context()
     ca.configure_trust(context)
@@ -580,16 +609,14 @@ async def test_tls_that_fails_is_told_apart(authority):
     """Unknown authority, wrong name, no TLS at all, hung up in the handshake: each a TlsError with its reason."""
     ca, context = authority
     async with WireServer(EVENTS, context=context) as server:
-        unknown, known = KernelTransport(ssl.create_default_context()), KernelTransport(trusting(ca))
         with pytest.raises(TlsError, match="certificate is not accepted"):
-            await post(unknown, server.url)
+            await once(server.url, ssl.create_default_context())
         assert server.requests == []
-        await known.aclose()
     other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("elsewhere.example").configure_cert(other)
     async with WireServer(EVENTS, context=other) as server:
         with pytest.raises(TlsError, match=r"(?i)certificate is not accepted.*localhost"):
-            await post(KernelTransport(trusting(ca)), server.url)
+            await once(server.url, trusting(ca))
     for said, words in ((b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak it"), (b"", "closed the connection")):
 
         async def blurt(reader, writer, said=said):
@@ -599,7 +626,7 @@ async def test_tls_that_fails_is_told_apart(authority):
 
         listener = await asyncio.start_server(blurt, "127.0.0.1", 0)
         with pytest.raises(TlsError, match=words):
-            await post(KernelTransport(trusting(ca)), f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+            await once(f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}", trusting(ca))
         listener.close()
         await listener.wait_closed()
 
