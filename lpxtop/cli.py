@@ -48,7 +48,7 @@ def main() -> None:
 # --- flags ---------------------------------------------------------------------------------------------------------
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """30s, 500ms, 5m, 1h: seconds."""
 
     name = "duration"
@@ -59,7 +59,7 @@ class Duration(click.ParamType):
         return value if isinstance(value, float) else parse_duration(str(value))
 
 
-class RequestsOrDuration(click.ParamType):
+class RequestsOrDuration(click.ParamType):  # type: ignore[type-arg]
     """A number of requests, or a duration such as 10s."""
 
     name = "n|duration"
@@ -71,7 +71,7 @@ class RequestsOrDuration(click.ParamType):
         return int(text) if text.isdigit() else parse_duration(text)
 
 
-class JsonObject(click.ParamType):
+class JsonObject(click.ParamType):  # type: ignore[type-arg]
     """A JSON object."""
 
     name = "json"
@@ -107,6 +107,7 @@ load_flags = _all_of(
     click.option("--max-concurrency", type=_POSITIVE, help="Upper end of the slider. [1024]"),
     click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s, open loop, instead."),
     click.option("--arrival", type=click.Choice(["constant", "poisson"]), help="Of --rate. [poisson]"),
+    click.option("--profile", metavar="8@30s,16@30s", help="Steps of load, by themselves; also 2rps@1m,4rps@1m."),
     click.option("--ramp", type=Duration(), help="Spread an increase of the concurrency over this time."),
     click.option("--requests", "-n", type=_POSITIVE, help="Stop after so many measured requests."),
     click.option("--duration", "-d", type=Duration(), help="Stop after this time: 30s, 5m."),

@@ -4,6 +4,7 @@ plotext keeps one global figure, so this is its only door, one figure at a time.
 it takes a tenth of a second. Must not know views or colours.
 """
 
+import itertools
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,7 @@ def _place(value: float, edges: Sequence[float]) -> float:
     """Where a value is on an axis on which bin i is centred at i; within a bin by its logarithm."""
     if value <= edges[0]:
         return -0.5
-    for place, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+    for place, (low, high) in enumerate(itertools.pairwise(edges)):
         if value <= high:
             share = math.log(value / low) / math.log(high / low) if low > 0 else (value - low) / (high - low)
             return place - 0.5 + share

@@ -368,7 +368,7 @@ async def _headless(session: Session) -> int:
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, handler: Callable[[int], None]) -> Iterator[None]:
     wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    added: list[int] = []
+    added: list[signal.Signals] = []
     try:
         for number in wanted:
             with contextlib.suppress(NotImplementedError):  # Windows' loops: Ctrl-C stays KeyboardInterrupt

@@ -37,10 +37,19 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a profile: a concurrency (closed loop) or a rate (open loop), held for `duration_s`."""
+
+    duration_s: float
+    concurrency: int | None = None
+    rate: float | None = None
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """How requests are due: `closed` keeps `concurrency` in flight; `constant` and `poisson` are open loop at `rate`.
 
-    `max_concurrency` bounds the slider and number entry, never an open loop.
+    `max_concurrency` bounds the slider and number entry, never an open loop. A `profile` moves the load by itself,
+    step by step, and ends the run after the last one.
     """
 
     mode: Literal["closed", "constant", "poisson"] = "closed"
@@ -48,6 +57,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     max_concurrency: int = 1024
     ramp_s: float = 0.0
+    profile: tuple[Step, ...] = ()
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from lpxtop.config import parse_duration
 from lpxtop.errors import UsageError
-from lpxtop.plan import Limits, Load, Network, Plan, Prompts, Sampling, Stop, Target, Warmup
+from lpxtop.plan import Limits, Load, Network, Plan, Prompts, Sampling, Step, Stop, Target, Warmup
 
 _SETTINGS = """
 api api_key_env arrival cacert concurrency connect_timeout duration extra_body first_token_timeout fps glyphs gpu
-header insecure max_concurrency max_tokens metrics model no_ignore_eos no_record no_stream prompt_tokens prompts
-proxy ramp rate requests seed settle slo system tag temperature theme timeout top_p warmup workers
+header insecure max_concurrency max_tokens metrics model no_ignore_eos no_record no_stream profile prompt_tokens
+prompts proxy ramp rate requests seed settle slo system tag temperature theme timeout top_p warmup workers
 """
 DEFAULTABLE = frozenset(_SETTINGS.split())
 """Settings that a configuration file or a `LPXTOP_…` variable may give."""
@@ -60,12 +61,49 @@ def _load(settings: dict[str, Any]) -> Load:
         raise UsageError(
             "--rate and --concurrency exclude each other", "a rate is open loop, a concurrency closed loop"
         )
-    if arrival is not None and rate is None:
+    if arrival is not None and rate is None and "rps" not in (settings.get("profile") or ""):
         raise UsageError("--arrival needs --rate")
+    steps = _profile(settings.get("profile"))
+    if steps:
+        return _profiled(settings, steps)
     fields = _renamed(settings, concurrency="concurrency", max_concurrency="max_concurrency", ramp_s="ramp")
     if fields.get("concurrency", 1) > fields.get("max_concurrency", 1024):
         fields["max_concurrency"] = fields["concurrency"]
     return Load(mode="closed" if rate is None else arrival or "poisson", rate=rate, **fields)
+
+
+def _profile(text: str | None) -> tuple[Step, ...]:
+    """`8@30s,16@30s` (in flight) or `2rps@1m,4rps@1m` (requests per second)."""
+    steps = []
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        load, at, duration = part.strip().partition("@")
+        number, rate = load.strip().removesuffix("rps"), load.strip().endswith("rps")
+        try:
+            value = float(number) if rate else int(number)
+        except ValueError:
+            value = 0
+        if not at or value <= 0:
+            raise UsageError(f"--profile: {part.strip()!r} is not a step", "examples: 8@30s,16@30s or 2rps@1m,4rps@1m")
+        step = {"rate": float(value)} if rate else {"concurrency": int(value)}
+        steps.append(Step(duration_s=parse_duration(duration), **step))
+    if len({step.rate is None for step in steps}) > 1:
+        raise UsageError("--profile mixes requests in flight and rates", "use one kind of step")
+    return tuple(steps)
+
+
+def _profiled(settings: dict[str, Any], steps: tuple[Step, ...]) -> Load:
+    for name in ("concurrency", "rate"):
+        if settings.get(name) is not None:
+            raise UsageError(f"--profile and --{name} exclude each other", "the profile says the load of each step")
+    first = steps[0]
+    fields = _renamed(settings, ramp_s="ramp")
+    if first.rate is not None:
+        return Load(mode=settings.get("arrival") or "poisson", rate=first.rate, profile=steps, **fields)
+    most = max(step.concurrency or 1 for step in steps)
+    limit = max(most, settings.get("max_concurrency") or Load().max_concurrency)
+    return Load(concurrency=first.concurrency or 1, max_concurrency=limit, profile=steps, **fields)
 
 
 def _warmup(settings: dict[str, Any]) -> Warmup:

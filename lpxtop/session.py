@@ -67,7 +67,7 @@ class Session:
         self._seq = 0
         self._concurrency, self._rate = plan.load.concurrency, plan.load.rate
         self._paused = not autostart
-        self._started = False
+        self._begun = asyncio.Event()
         self._running_load = len(fleet.workers) if fleet else 0
         self._next_keyframe_us = KEYFRAME_US
         self._stopping: asyncio.Event = asyncio.Event()
@@ -86,7 +86,7 @@ class Session:
         self.state.apply(self._header)
         self._emit(Phase(t=self.now_us(), name="ready", level=0, concurrency=self._concurrency, rate=self._rate))
         stopper = asyncio.create_task(self._stop_when_told())
-        timer = asyncio.create_task(self._stop_after_duration())
+        timer = asyncio.create_task(self._stop_after_duration() if self._fleet is None else self._follow_profile())
         try:
             if self._fleet:
                 await self._fleet.start()
@@ -121,9 +121,23 @@ class Session:
 
     async def _stop_after_duration(self) -> None:
         """A watch ends after the plan's duration; a load ends itself, since its duration is the measured one."""
-        if self._fleet is None and self.plan.stop.duration_s is not None:
+        if self.plan.stop.duration_s is not None:
             await asyncio.sleep(self.plan.stop.duration_s)
             await self.stop()
+
+    async def _follow_profile(self) -> None:
+        """Move the load step by step, once it has been started; a person may move it in between."""
+        steps = self.plan.load.profile
+        if not steps:
+            return
+        await self._begun.wait()
+        for step in steps:
+            if step.rate is not None:
+                self.set_rate(step.rate, by="profile")
+            elif step.concurrency is not None:
+                self.set_concurrency(step.concurrency, by="profile")
+            await asyncio.sleep(step.duration_s)
+        await self.stop()
 
     async def _stop_when_told(self) -> None:
         await self._stopping.wait()
@@ -190,13 +204,14 @@ class Session:
 
     def start(self) -> None:
         """Send load, for the first time or again after a pause."""
-        if self._fleet is None or not (self._paused or not self._started):
+        if self._fleet is None or not (self._paused or not self._begun.is_set()):
             return
         self._fleet.send(commands.Resume())
-        if self._started:
+        if self._begun.is_set():
             self._emit(Control(t=self.now_us(), what="resume"))
-        first = not self._started and (self.plan.warmup.requests or self.plan.warmup.duration_s)
-        self._started, self._paused = True, False
+        first = not self._begun.is_set() and (self.plan.warmup.requests or self.plan.warmup.duration_s)
+        self._begun.set()
+        self._paused = False
         self._emit_phase("warmup" if first else "measure")
 
     def pause(self) -> None:
@@ -226,7 +241,9 @@ class Session:
 
     def _new_level(self) -> None:
         self._level += 1
-        self._emit_phase("paused" if self._paused and self._started else "measure" if self._started else "ready")
+        self._emit_phase(
+            "paused" if self._paused and self._begun.is_set() else "measure" if self._begun.is_set() else "ready"
+        )
 
     def _emit_phase(self, name: str) -> None:
         self._emit(Phase(t=self.now_us(), name=name, level=self._level, concurrency=self._concurrency, rate=self._rate))
@@ -258,7 +275,7 @@ class Session:
             self.reason = reason if self.reason == "done" else self.reason
             self._stop_drain_s = drain_s
             self._emit(Control(t=self.now_us(), what="stop", by=reason))
-            if self._fleet is not None and self._started:
+            if self._fleet is not None and self._begun.is_set():
                 self._emit_phase("drain")
             self._stopping.set()
         elif self._fleet is not None and drain_s is not None:

@@ -8,7 +8,7 @@ from math import log
 
 GAMMA = 1.02
 _INVERSE_LOG = 1 / log(GAMMA)
-_ROOT = GAMMA**0.5
+_ROOT: float = GAMMA**0.5
 
 
 def bucket(value: float) -> int:

@@ -5,7 +5,7 @@ session: its owner reports it and drops it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from lpxtop.events.records import AnyEvent
@@ -32,7 +32,7 @@ class EventSink(Protocol):
 _DONE = None
 
 
-async def merge(sources: Iterable[EventSource], limit: int = 10_000) -> AsyncIterator[AnyEvent]:
+async def merge(sources: Iterable[EventSource], limit: int = 10_000) -> AsyncGenerator[AnyEvent, None]:
     """Every event of every source, in the order they come in (the session's one order).
 
     A source that raises ends the merge with its exception. A full queue makes sources wait: load processes buffer

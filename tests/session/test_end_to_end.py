@@ -244,3 +244,21 @@ def alive(pid: int) -> bool:
         return False
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_profile_moves_the_load_and_ends_the_run(url, tmp_path):
+    """Three steps: three levels with their concurrency, each control marked as the profile's, and a clean end."""
+    done, summary, record = run_json(
+        url, tmp_path, "--profile", "1@1.2s,4@1.2s,2@1.2s", "--settle", "200ms", "--max-tokens", "8"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert [level["concurrency"] for level in summary["levels"]] == [1, 4, 2]
+    assert all(level["requests"]["ok"] > 3 for level in summary["levels"])
+    events = [json.loads(line) for line in record.read_bytes().splitlines()]
+    controls = [
+        (e["before"], e["after"], e["by"]) for e in events if e["k"] == "control" and e["what"] == "concurrency"
+    ]
+    assert controls == [(1, 4, "profile"), (4, 2, "profile")]
+    in_flight = [(e["t"], e.get("in_flight", 0)) for e in events if e["k"] == "load"]
+    assert max(n for _, n in in_flight) == 4
