@@ -254,7 +254,7 @@ def test_a_profile_moves_the_load_and_ends_the_run(url, tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert [level["concurrency"] for level in summary["levels"]] == [1, 4, 2]
-    assert all(level["requests"]["ok"] > 3 for level in summary["levels"])
+    assert all(level["latency_ms"]["ttft"]["count"] > 3 for level in summary["levels"])
     events = [json.loads(line) for line in record.read_bytes().splitlines()]
     controls = [
         (e["before"], e["after"], e["by"]) for e in events if e["k"] == "control" and e["what"] == "concurrency"
