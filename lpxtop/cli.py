@@ -318,8 +318,13 @@ def _launch_of(url: str, flags: dict[str, Any], *, kind: str) -> Any:
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     settings = _converted(defaults) | given
     target = config.parse_target(url, model=settings.get("model"), api=settings.get("api"))
+    settings["proxy"], proxy_auth = config.split_proxy(settings.get("proxy"), environment)
     secrets = config.secrets_for(
-        target, environment, key_variable=settings.get("api_key_env"), headers=tuple(settings.get("header", ()))
+        target,
+        environment,
+        key_variable=settings.get("api_key_env"),
+        headers=tuple(settings.get("header", ())),
+        proxy_auth=proxy_auth,
     )
     plan = make_plan(target, settings)
     for warning in environment.warnings:

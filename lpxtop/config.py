@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from lpxtop.errors import UsageError
 from lpxtop.plan import Secrets, Target
@@ -118,8 +118,38 @@ def is_loopback(host: str) -> bool:
 # --- secrets -------------------------------------------------------------------------------------------------------
 
 
+def split_proxy(text: str | None, environment: Environment) -> tuple[str | None, str | None]:
+    """(the proxy without user info, `user:password` or None). A value of `$VARIABLE` is read from the environment.
+
+    Raises UsageError for what is no http(s) URL, or an unset variable.
+    """
+    if text is None:
+        return None, None
+    variable = _VARIABLE.match(text)
+    if variable:
+        found = environment.get(variable.group(1))
+        if found is None:
+            raise UsageError(f"--proxy: the variable {variable.group(1)} is not set")
+        text = found
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError("--proxy is no http:// or https:// URL", "an example: --proxy http://proxy.local:3128")
+    shown = f"[{host}]" if ":" in host else host
+    auth = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    return f"{parts.scheme}://{shown}{f':{port}' if port else ''}", auth
+
+
 def secrets_for(
-    target: Target, environment: Environment, *, key_variable: str | None = None, headers: tuple[str, ...] = ()
+    target: Target,
+    environment: Environment,
+    *,
+    key_variable: str | None = None,
+    headers: tuple[str, ...] = (),
+    proxy_auth: str | None = None,
 ) -> Secrets:
     """The key and headers for this target. Raises UsageError when a named variable is unset or a header is malformed.
 
@@ -130,7 +160,8 @@ def secrets_for(
     key = _api_key(host, parts.scheme, environment, key_variable)
     if key and parts.scheme == "http" and not is_loopback(host):
         environment.warnings.append(f"the API key goes to {host} over plain http: anyone on the path can read it")
-    return Secrets(api_key=key, headers=dict(_header(line, environment) for line in headers))
+    named = dict(_header(line, environment) for line in headers)
+    return Secrets(api_key=key, headers=named, proxy_auth=proxy_auth)
 
 
 def _api_key(host: str, scheme: str, environment: Environment, variable: str | None) -> str | None:

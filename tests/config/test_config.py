@@ -4,7 +4,15 @@ import os
 
 import pytest
 
-from lpxtop.config import Environment, file_defaults, load_env_file, parse_duration, parse_target, secrets_for
+from lpxtop.config import (
+    Environment,
+    file_defaults,
+    load_env_file,
+    parse_duration,
+    parse_target,
+    secrets_for,
+    split_proxy,
+)
 from lpxtop.errors import UsageError
 
 
@@ -169,3 +177,15 @@ def test_child_processes_get_no_keys():
     environment = Environment(variables={"OPENAI_API_KEY": "k", "HF_TOKEN": "t", "PATH": "/bin"})
 
     assert environment.without_keys() == {"PATH": "/bin"}
+
+
+def test_a_proxys_password_is_parted_from_its_address():
+    """The address may be recorded, the password may not; it can come from the environment as a whole."""
+    environment = Environment(variables={"PROXY": "http://me:p%40ss@[::1]:3128/"})
+
+    assert split_proxy("$PROXY", environment) == ("http://[::1]:3128", "me:p@ss")
+    assert split_proxy("http://proxy", environment) == ("http://proxy", None)
+    assert split_proxy(None, environment) == (None, None)
+    for bad in ("proxy:3128", "socks5://h:1", "$UNSET", "http://"):
+        with pytest.raises(UsageError):
+            split_proxy(bad, environment)
