@@ -606,7 +606,7 @@ API int nvmlEventSetWait_v2(void *set, event_data *out, unsigned ms) {
                 *out = (event_data){&gpus[xids[i].gpu], 8, xids[i].code, ~0u, ~0u};
                 return OK;
             }
-        sleep_ms(2);
+        sleep_ms(10);
         clock_gettime(CLOCK_MONOTONIC, &t);
         if ((t.tv_sec - start.tv_sec) * 1e3 + (t.tv_nsec - start.tv_nsec) / 1e6 >= ms) return TIMEOUT;
     }

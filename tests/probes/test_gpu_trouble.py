@@ -50,8 +50,8 @@ def test_versions_that_do_not_match(scenario):
         },
     )  # fmt: skip
     assert out.sources[0].text == (
-        "no NVIDIA GPU readings: kernel module 550.54.15 and library 570.86.15 do not match (driver upgraded?): reboot, "
-        "or reload the nvidia modules"
+        "no NVIDIA GPU readings: kernel module 550.54.15 and library 570.86.15 do not match (driver upgraded?): "
+        "reboot, or reload the nvidia modules"
     )  # fmt: skip
 
 
