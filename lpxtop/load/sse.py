@@ -37,6 +37,9 @@ class SseParser:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads that these bytes complete, in order."""
         if self._clean and chunk[-1:] == b"\n":
+            # nearly every read: one whole event, its two line ends the only ones
+            if chunk.find(b"\n") == len(chunk) - 2 and chunk[:6] == b"data: " and b"\r" not in chunk:
+                return [chunk[6:-2]]
             payloads = _plain_events(chunk)
             if payloads is not None:
                 return payloads
@@ -129,12 +132,10 @@ class SseParser:
 
 def _plain_events(chunk: bytes) -> list[bytes] | None:
     """Payloads of a read made of whole single-line `data: ` events only; None when it holds anything else."""
-    end = -4 if b"\r" in chunk else -2
-    if chunk[:6] != b"data: " or chunk[end:] != (b"\n\n" if end == -2 else b"\r\n\r\n"):
-        return None
-    if chunk.count(b"\n") == 2:
-        return [chunk[6:end]] if end == -2 or chunk.count(b"\r") == 2 else None
-    if end == -4:
+    if b"\r" in chunk:  # one event with CRLF
+        one = chunk[:6] == b"data: " and chunk[-4:] == b"\r\n\r\n" and chunk.count(b"\n") == chunk.count(b"\r") == 2
+        return [chunk[6:-4]] if one else None
+    if chunk[-2:] != b"\n\n":
         return None
     payloads = []
     for event in chunk[:-2].split(b"\n\n"):

@@ -112,7 +112,15 @@ class Stream:
     def body(self, data: bytes, kernel_ns: int, user_ns: int) -> None:
         if user_ns != self._body_ns:  # another read, not the next HTTP chunk of the same one
             self._body_ns = user_ns
-            self._count_read(kernel_ns, user_ns)
+            health = self._health
+            health.reads += 1
+            if kernel_ns == user_ns:
+                health.user_stamps += 1
+                self.answer.user_stamps += 1
+            else:
+                delay = (user_ns - kernel_ns) // 1000
+                index = _DELAY_BUCKETS[delay] if delay < 4096 else bucket(delay)
+                health.read_delay_us[index] = health.read_delay_us.get(index, 0) + 1
         for tokens in self.answer.feed(data, kernel_ns):
             self._arrived(tokens, kernel_ns, user_ns)
 
@@ -123,36 +131,25 @@ class Stream:
                 self._arrived(tokens, self.answer.last_read_ns or user_ns, self._body_ns)
         self.answer.ended_ns = user_ns
 
-    def _count_read(self, kernel_ns: int, user_ns: int) -> None:
-        health = self._health
-        health.reads += 1
-        if kernel_ns == user_ns:
-            health.user_stamps += 1
-            self.answer.user_stamps += 1
-        else:
-            delay = (user_ns - kernel_ns) // 1000
-            index = _DELAY_BUCKETS[delay] if delay < 4096 else bucket(delay)
-            health.read_delay_us[index] = health.read_delay_us.get(index, 0) + 1
-
     def _arrived(self, tokens: int, kernel_ns: int, user_ns: int) -> None:
         """A token-bearing chunk is complete. `tokens`: 1 when the payload does not say, 0 when it is not known."""
         if self.sent_ns is None:
             return
-        answer = self.answer
+        health, answer, gaps = self._health, self.answer, self._gaps
         tick = (kernel_ns - self.sent_ns + _HALF_TICK_NS) // _TICK_NS
         if user_ns == self._read_ns:
-            self._same.append(len(self._gaps))
-            self._health.coalesced += 1
+            self._same.append(len(gaps))
+            health.coalesced += 1
             answer.coalesced += 1
-        elif len(self._recent_ns) < 16:
+        elif answer.chunks <= 16:
             self._recent_ns.append(kernel_ns)
         if tokens != 1:
-            self._tokens.append((len(self._gaps), tokens))
-        self._gaps.append(tick - self._tick)
+            self._tokens.append((len(gaps), tokens))
+        gaps.append(tick - self._tick)
         self._tick = tick
         self._read_ns = user_ns
         self._reasoning = answer.in_reasoning
-        self._health.events += 1
+        health.events += 1
 
     # --- the runner's side -------------------------------------------------------------------------------------
 
