@@ -53,7 +53,7 @@ def replay(path: str, screen: Screen, environment: Environment, *, follow: bool)
 
     recording = Recording.open(path)
     playback = Playback(recording, SystemClock(), follow=follow or path == "-")
-    return run_app(
+    code = run_app(
         playback,
         title=f"lpxtop {__version__}  {Path(path).name}",
         theme=screen.theme,
@@ -64,3 +64,6 @@ def replay(path: str, screen: Screen, environment: Environment, *, follow: bool)
         user_themes=environment.config_directory() / "themes",
         session=playback.run,
     )
+    if path != "-":
+        click.echo(f"the summary of all of it: lpxtop report {path}", err=True)
+    return code

@@ -13,15 +13,11 @@ from collections.abc import AsyncIterator
 from lpxtop.clock import Clock, session_us
 from lpxtop.events import codec, commands
 from lpxtop.events.records import AnyEvent, Source
+from lpxtop.load.schedule import share
 from lpxtop.plan import Negotiated, Plan, Secrets
 
 READ_BYTES = 1 << 18
 KILL_AFTER_S = 2.0
-
-
-def share(total: int, worker: int, workers: int) -> int:
-    """Worker's part of a whole number, so that the parts sum to exactly `total`."""
-    return total // workers + (worker < total % workers)
 
 
 class LocalWorker:
