@@ -605,12 +605,50 @@ async def test_tls_brings_the_same_bytes_with_stamps(authority):
         assert late[18] < 2_000_000
 
 
+async def test_tls_answers_end_as_plain_ones_do(authority):
+    """To the end of the connection, cut short, torn down, kept and then closed while idle: the same over TLS."""
+    ca, context = authority
+    to_the_end = [b"HTTP/1.1 200 OK\r\n\r\nab", b"c", None]
+    cut, torn = [HEAD, chunk(b"ab"), None], [HEAD, chunk(b"ab"), 0.02, RESET]
+    through = KernelTransport(trusting(ca))
+    async with WireServer(to_the_end, cut, torn, [*EVENTS, 0.02, None], EVENTS, context=context) as server:
+        whole, _ = await post(through, server.url)
+        with pytest.raises(httpx.RemoteProtocolError, match="in the middle"):
+            await post(through, server.url)
+        with pytest.raises(httpx.TransportError):
+            await post(through, server.url)
+        await post(through, server.url)
+        await turns(lambda: not through._all)  # the server hung up on the idle connection
+        last, _ = await post(through, server.url)
+    await through.aclose()
+
+    assert (whole.data, whole.error) == (b"abc", None)
+    assert (last.data, last.timing.connection) == (b"data: 1\n\n", "new")
+
+
+async def test_noise_inside_tls_is_a_read_error(authority):
+    """Bytes that are no TLS record after the handshake end the request at once with a reason."""
+    ca, context = authority
+    through = KernelTransport(trusting(ca))
+    async with WireServer([HEAD, chunk(b"ab"), 30.0], context=context) as server:
+        sink = Notes()
+        sending = asyncio.create_task(post(through, server.url, sink=sink))
+        await turns(lambda: sink.data)
+        (connection,) = through._all
+        connection._take(b"\x00" * 64, 1, 2)
+        with pytest.raises(httpx.ReadError):
+            await asyncio.wait_for(sending, 1)
+    await through.aclose()
+
+
 async def test_tls_that_fails_is_told_apart(authority):
     """Unknown authority, wrong name, no TLS at all, hung up in the handshake: each a TlsError with its reason."""
     ca, context = authority
     async with WireServer(EVENTS, context=context) as server:
         with pytest.raises(TlsError, match="certificate is not accepted"):
             await once(server.url, ssl.create_default_context())
+        with pytest.raises(TlsError, match="certificate is not accepted"):
+            await once(server.url, None)  # httpx's own authorities
         assert server.requests == []
     other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("elsewhere.example").configure_cert(other)
