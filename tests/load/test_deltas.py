@@ -60,6 +60,7 @@ SHAPES = [
     ),
     ("the old function call", chat({"function_call": {"arguments": "{"}}), TEXT),
     ("completions", json.dumps({"choices": [{"index": 0, "text": "x", "finish_reason": None}]}).encode(), TEXT),
+    ("text beside an empty delta", json.dumps({"choices": [{"text": "x", "delta": {}}]}).encode(), TEXT),
     ("completions, no text", json.dumps({"choices": [{"index": 0, "text": ""}]}).encode(), NOTHING),
     ("a finish", chat({}, choice={"finish_reason": "stop"}), NOTHING | {"finish_reason": "stop"}),
     (

@@ -191,6 +191,24 @@ async def test_stamps_that_cannot_be_are_replaced_and_counted(wrong_by_ns):
     assert through.stats.user_stamps == through.stats.reads > 0
 
 
+async def test_stamps_after_a_jump_are_not_trusted():
+    """The offset jumped by 60 µs between two samples: what is read until the next one has the reader's stamps."""
+    true = stamps.sample_offset()
+    values = iter([true - 60_000, true])
+    offset = ClockOffset(lambda: next(values, true))
+    offset.refresh(time.monotonic_ns())
+    assert not offset.trusted
+    async with serving(EVENTS, offset=offset) as (server, through):
+        doubtful, _ = await post(through, server.url)
+        await asyncio.sleep(0.3)  # the next sample
+        sure, _ = await post(through, server.url)
+        if through.stats.timestamp_source != "kernel":
+            pytest.skip("this kernel does not stamp received packets")
+
+    assert all(kernel == user for kernel, user in doubtful.reads)
+    assert all(kernel < user for kernel, user in sure.reads)
+
+
 async def test_where_the_kernel_refuses_the_reader_stamps(monkeypatch):
     """Without the socket option every stamp is the reader's, and the source says so."""
     monkeypatch.setattr(stamps, "enable", lambda sock: False)
