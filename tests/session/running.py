@@ -1,12 +1,17 @@
 """Real processes for the end-to-end tests: the simulated server, the command line, and a server that keeps heads."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -42,6 +47,38 @@ def lpxtop(*arguments, home: Path, env: dict | None = None, timeout: float = 60)
         capture_output=True, text=True, cwd=ROOT, env=environment(home) | (env or {}), timeout=timeout,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+class OnScreen:
+    """The command line on a pseudo-terminal of 120×40 that is read as fast as it is written."""
+
+    def __init__(self, *arguments, home: Path):
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lpxtop", *map(str, arguments)],
+            stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, start_new_session=True,
+            env=environment(home) | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+        os.close(slave)
+        self.bytes = 0
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._master, 65536):
+                self.bytes += len(data)
+
+    def keys(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(2)
+        os.close(self._master)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -91,3 +128,11 @@ class HeadKeeper:
 
     def close(self) -> None:
         self._listener.close()
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    """Poll a condition of the outside world."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from running import ROOT, HeadKeeper, environment, lpxtop, simulated, truth
+from running import ROOT, HeadKeeper, environment, lpxtop, simulated, truth, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +220,6 @@ def test_failures_are_records_and_the_run_goes_on(tmp_path):
     assert outcomes["http_5xx"] == sum(r["outcome"] == "http_500" for r in log)
     assert summary["requests"]["ok"] == sum(r["outcome"] == "ok" and r["tokens"] == 12 for r in log)
     assert summary["latency_ms"]["e2e"]["count"] == summary["requests"]["ok"]
-
-
-def wait_for(condition, seconds: float = 20.0) -> None:
-    """Poll a condition of the outside world."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def children(pid: int) -> list[int]:
