@@ -1,78 +1,138 @@
-"""What servers call the same thing: a versioned table from canonical concepts to candidate families, best first.
+"""What servers call the same thing: loads the table concepts.toml, and a user's own in front of it. Data only.
 
-Read off the servers' own sources and documents (vLLM, SGLang, TensorRT-LLM, NIM, TGI, llama.cpp, LMDeploy, Dynamo).
-Must not hold code that reads: data only.
+Read off the servers' own sources and documents. Must not read samples (canonical.py does).
 """
+
+import tomllib
+from importlib import resources
+from typing import Any
 
 import msgspec
 
-TABLE_VERSION = 1
+from lpxtop.errors import UsageError
+
+START_TIME = "process_start_time_seconds"
+_PARTS = {"gauge": ("", "_total"), "counter": ("", "_total"), "histogram": ("_bucket", "_sum", "_count")}
 
 
-class Concept(msgspec.Struct, frozen=True):
-    """A canonical quantity. `kind`: gauge (`join` says how engines combine), counter, histogram.
+class Concept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A canonical quantity. `kind`: gauge, counter, histogram; `join`: how engines combine (sum, max, mean)."""
 
-    `scale` brings the exposed unit to the canonical one: seconds, tokens, ratios 0..1.
-    """
+    kind: str
+    join: str = "sum"
+    text: str = ""
+
+
+class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a server has it. Only series whose labels have one of the given values count."""
 
     name: str
-    kind: str
-    families: tuple[str, ...]
-    join: str = "sum"
+    labels: dict[str, str | list[str]] = {}
     scale: float = 1.0
+    over: str | None = None
+    over_labels: dict[str, str | list[str]] = {}
 
 
-CONCEPTS: tuple[Concept, ...] = (
-    Concept("running", "gauge", (
-        "vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running", "num_requests_running",
-        "tgi_batch_current_size", "llamacpp:requests_processing", "lmdeploy:num_requests_running",
-        "dynamo_frontend_active_requests", "dynamo_frontend_inflight_requests")),
-    Concept("waiting", "gauge", (
-        "vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting", "num_requests_waiting",
-        "tgi_queue_size", "llamacpp:requests_deferred", "lmdeploy:num_requests_waiting",
-        "dynamo_frontend_queued_requests")),
-    Concept("kv_usage", "gauge", (
-        "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization",
-        "gpu_cache_usage_perc", "llamacpp:kv_cache_usage_ratio", "lmdeploy:gpu_cache_usage_perc",
-        "dynamo_component_gpu_cache_usage_percent", "dynamo_component_kvstats_gpu_cache_usage_percent"), join="max"),
-    Concept("prefix_cache_queries", "counter", (
-        "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries", "sglang:prompt_tokens")),
-    Concept("prefix_cache_hits", "counter", (
-        "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens")),
-    Concept("preemptions", "counter", ("vllm:num_preemptions", "sglang:num_retracted_requests")),
-    Concept("prompt_tokens", "counter", (
-        "vllm:prompt_tokens", "sglang:prompt_tokens", "trtllm_prompt_tokens", "prompt_tokens", "llamacpp:prompt_tokens",
-        "lmdeploy:prompt_tokens")),
-    Concept("output_tokens", "counter", (
-        "vllm:generation_tokens", "sglang:generation_tokens", "trtllm_generation_tokens", "generation_tokens",
-        "llamacpp:tokens_predicted", "lmdeploy:generation_tokens", "dynamo_frontend_output_tokens")),
-    Concept("requests_finished", "counter", (
-        "vllm:request_success", "sglang:num_requests", "trtllm_request_success", "request_finish",
-        "tgi_request_success",
-        "lmdeploy:request_success", "dynamo_frontend_requests")),
-    Concept("decode_seconds", "counter", ("llamacpp:tokens_predicted_seconds",)),
-    Concept("prefill_seconds", "counter", ("llamacpp:prompt_seconds",)),
-    Concept("ttft", "histogram", (
-        "vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds", "trtllm_time_to_first_token_seconds",
-        "time_to_first_token_seconds", "lmdeploy:time_to_first_token_seconds",
-        "dynamo_frontend_time_to_first_token_seconds")),
-    Concept("itl", "histogram", (
-        "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds", "lmdeploy:iter_token_latency",
-        "dynamo_frontend_inter_token_latency_seconds")),
-    Concept("tpot", "histogram", (
-        "vllm:request_time_per_output_token_seconds", "trtllm_time_per_output_token_seconds",
-        "time_per_output_token_seconds", "tgi_request_mean_time_per_token_duration",
-        "lmdeploy:time_per_output_token_seconds")),
-    Concept("e2e", "histogram", (
-        "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds", "trtllm_e2e_request_latency_seconds",
-        "e2e_request_latency_seconds", "tgi_request_duration", "lmdeploy:e2e_request_latency_seconds",
-        "dynamo_frontend_request_duration_seconds")),
-    Concept("queue", "histogram", (
-        "vllm:request_queue_time_seconds", "sglang:queue_time_seconds", "trtllm_request_queue_time_seconds",
-        "tgi_request_queue_duration", "lmdeploy:request_queue_time_seconds")),
-)  # fmt: skip
+class ServerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of server: how it is told, which labels name its engines, and its candidates per concept."""
 
-INFO_FAMILIES = ("vllm:cache_config_info", "sglang:cache_config_info", "trtllm_kv_cache_config_info")
-START_TIME = "process_start_time_seconds"
-WANTED = frozenset(name for concept in CONCEPTS for name in concept.families) | {*INFO_FAMILIES, START_TIME}
+    name: str
+    prefix: str | None = None
+    families: list[str] = []
+    engine: list[str] = []
+    only: dict[str, str] = {}
+    info: list[str] = []
+    concepts: dict[str, list[str | Candidate]] = {}
+
+    def candidates(self, concept: str) -> list[Candidate]:
+        """Best first."""
+        return [Candidate(name=c) if isinstance(c, str) else c for c in self.concepts.get(concept, [])]
+
+    def is_told_by(self, names: set[str]) -> bool:
+        """Whether sample names are this server's."""
+        exposed = {part for family in self.families for part in (family, f"{family}_total") if part in names}
+        enough = len(exposed) >= len(self.families)
+        return enough and (self.prefix is None or any(name.startswith(self.prefix) for name in names))
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole table. `strip`: what relabelling proxies put before names."""
+
+    version: int
+    strip: list[str]
+    concepts: dict[str, Concept]
+    servers: dict[str, ServerTable]
+
+    def plain(self, name: str) -> str:
+        """A sample's name without what a proxy put before it."""
+        for prefix in self.strip:
+            name = name.removeprefix(prefix)
+        return name
+
+    def detect(self, names: set[str]) -> str | None:
+        """Which kind of server has these sample names: the first that fits."""
+        plain = {self.plain(name) for name in names}
+        return next((kind for kind, server in self.servers.items() if server.is_told_by(plain)), None)
+
+
+def exposed_names(kind: str, family: str) -> tuple[str, ...]:
+    """How a family of a kind may be written."""
+    return tuple(family + part for part in _PARTS[kind])
+
+
+class Keep:
+    """Which sample names are worth parsing: those of candidates, and what else the servers say, but no buckets."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._prefixes = tuple(server.prefix for server in table.servers.values() if server.prefix)
+        self._exact = {START_TIME}
+        for server in table.servers.values():
+            self._exact |= set(server.info)
+            for concept, definition in table.concepts.items():
+                for candidate in server.candidates(concept):
+                    for family in filter(None, (candidate.name, candidate.over)):
+                        self._exact |= set(exposed_names(definition.kind, family))
+
+    def __call__(self, name: str) -> bool:
+        plain = self._table.plain(name)
+        more = plain.startswith(self._prefixes) and not plain.endswith(("_created", "_bucket"))
+        return more or plain in self._exact
+
+
+def load(extra: str | None = None, origin: str = "the table of metric names") -> Table:
+    """The table; `extra` is a user's TOML text of the same form, `origin` its name for messages. Raises UsageError."""
+    base = tomllib.loads(resources.files(__package__).joinpath("concepts.toml").read_text(encoding="utf-8"))
+    try:
+        merged = base if extra is None else _merged(base, tomllib.loads(extra))
+        table = msgspec.convert(merged, Table)
+        _check(table)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"{origin}: {error}", "it has the form of lpxtop/probes/concepts.toml") from None
+    return table
+
+
+def _merged(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Their lists in front of ours, their tables into ours; their servers are looked for first."""
+    merged = dict(extra)
+    for key, value in base.items():
+        mine = extra.get(key)
+        if isinstance(value, dict) and isinstance(mine, dict):
+            merged[key] = _merged(value, mine)
+        elif isinstance(value, list) and isinstance(mine, list):
+            merged[key] = [*mine, *value]
+        elif mine is None:
+            merged[key] = value
+    return merged
+
+
+def _check(table: Table) -> None:
+    for kind, server in table.servers.items():
+        unknown = server.concepts.keys() - table.concepts.keys()
+        if unknown:
+            raise ValueError(f"servers.{kind}: no concept {', '.join(sorted(unknown))}")
+        if server.prefix is None and not server.families:
+            raise ValueError(f"servers.{kind}: needs a prefix or families to be told by")
+    for name, concept in table.concepts.items():
+        if concept.kind not in _PARTS or concept.join not in ("sum", "max", "mean"):
+            raise ValueError(f"concepts.{name}: kind {concept.kind}, join {concept.join}")

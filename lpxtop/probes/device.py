@@ -165,7 +165,10 @@ class Device:
         margin = self.readings.ask("thermal_margin_c", ("nvmlDeviceGetMarginTemperature", self.handle))
         if margin is not None:
             hot = (row.get("throttle_bits") or 0) & nvml.THERMAL_BITS
-            return float(margin) if margin > 0 or hot else None
+            if margin > 0 or hot:
+                return float(margin)
+            self.readings.why["thermal_margin_c"] = f"the driver gives a margin of {margin} for a GPU that is not hot"
+            return None
         slowdown = self.inventory.get("thresholds_c", {}).get("slowdown")
         if slowdown is None or row.get("temperature_c") is None:
             return None

@@ -101,7 +101,11 @@ def _tell_once(
     count = told[index, number] = told.get((index, number), 0) + 1
     if count not in (1, 10, 100, 1000, 10_000, 100_000):
         return
-    where = "a GPU" if device is None else f"GPU {device.index}"
+    text, level = describe("a GPU" if device is None else f"GPU {device.index}", number)
+    tell(text if count == 1 else f"{text}, {count} times", level)
+
+
+def describe(where: str, number: int) -> tuple[str, str]:
+    """The sentence of an XID, and its level: what an application causes is a warning."""
     meaning = f" ({MEANING[number]})" if number in MEANING else ""
-    tell(f"{where}: XID {number}{meaning}{'' if count == 1 else f', {count} times'}",
-         "warn" if number in APPLICATION else "error")  # fmt: skip
+    return f"{where}: XID {number}{meaning}", "warn" if number in APPLICATION else "error"
