@@ -17,7 +17,7 @@ LAYERS = {
     "load": 3, "probes": 3, "recording": 3, "metrics": 3, "sim": 3,
     "workers": 4, "session": 4, "playback": 4, "figures": 4,
     "sweep": 5, "verify": 5, "doctor": 5,
-    "tui": 6, "report": 6,
+    "tui": 6, "report": 6, "headless": 6,
     "demo": 7, "launch": 7, "replaying": 7, "cli": 7, "__main__": 7,
 }  # fmt: skip
 """Layer of each module or package directly under lpxtop."""
@@ -35,7 +35,7 @@ DOORS = {
     "httptools": {"load", "sim"},
     "aiofiles": {"recording/writer.py"},
     "httpx": {"load", "probes/server.py", "probes/dcgm.py", "doctor"},
-    "click": {"cli.py", "launch.py", "replaying.py"},
+    "click": {"cli.py", "launch.py", "headless.py", "replaying.py"},
 }
 """Packages that only certain places may import."""
 
