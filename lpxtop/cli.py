@@ -390,6 +390,8 @@ def _report(started: Any, outcome: Any) -> int:
         Path(started.outputs.json).write_bytes(reports.to_json(outcome.summary))
     where = sys.stderr if started.outputs.stdout_taken else sys.stdout
     print(reports.text(outcome.summary), file=where)
+    if outcome.problem:
+        print(f"lpxtop: the run ended before its time: {outcome.problem}", file=sys.stderr)
     recording = outcome.recording
     if recording.state == "failed":
         print(

@@ -30,6 +30,9 @@ from lpxtop.recording.writer import LineSink, RecordingWriter, default_path
 from lpxtop.session import Session
 from lpxtop.workers import Fleet
 
+SPARE_DESCRIPTORS = 48
+"""Open files of a process beyond its streams."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
@@ -225,6 +228,7 @@ class Outcome:
     summary: dict[str, Any]
     exit_code: int
     recording: RecordingView
+    problem: str | None = None  # what ended the run before its time
 
 
 def run(launch: Launch) -> Outcome:
@@ -237,6 +241,7 @@ def prepare(launch: Launch) -> tuple[Session, Recorder]:
     _check_terminal(launch)
     launch.outputs.check()
     _check_output_paths(launch.outputs)
+    _check_descriptors(launch.plan)
     plan, found = check_target(launch)
     confirm_busy(launch, found.busy)
     origin_ns = launch.clock.monotonic_ns()
@@ -288,6 +293,22 @@ def _check_terminal(launch: Launch) -> None:
         check_terminal()
 
 
+def _check_descriptors(plan: Plan) -> None:
+    """Refuse a load that needs more sockets than this shell allows: the failures would look like the server's."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = -(-plan.load.concurrency // plan.workers) + SPARE_DESCRIPTORS
+    room = max(1, hard - SPARE_DESCRIPTORS)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{plan.load.concurrency} in flight need {needed} open files, and this shell allows {hard}",
+            f"ulimit -Hn {needed} (as root), or spread them: --workers {-(-plan.load.concurrency // room)}",
+        )
+
+
 def _check_output_paths(outputs: Outputs) -> None:
     """Refuse before any load what would only fail after it."""
     for flag, path in (("--json", outputs.json), ("--out", outputs.out), ("--record", outputs.record)):
@@ -304,7 +325,12 @@ def _finish(launch: Launch, session: Session, recorder: Recorder) -> Outcome:
     code = asyncio.run(headless.run(session)) if launch.headless else _on_screen(launch, session)
     if session.summary is None:
         raise LpxtopError("the session ended before it began")
-    return Outcome(summary=session.summary, exit_code=code or _exit_code(session), recording=recorder.view())
+    return Outcome(
+        summary=session.summary,
+        exit_code=code or _exit_code(session),
+        recording=recorder.view(),
+        problem=session.problem,
+    )
 
 
 def _exit_code(session: Session) -> int:

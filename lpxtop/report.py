@@ -229,9 +229,7 @@ def _servers(summary: dict[str, Any]) -> list[str]:
         if name in found
     ]
     parts += [
-        f"{label} +{format.count(round(found[name]['last'] - found[name]['first']))}"
-        for name, label in _SERVER_COUNTERS
-        if name in found
+        f"{label} +{format.count(round(found[name]['gained']))}" for name, label in _SERVER_COUNTERS if name in found
     ]
     return textwrap.wrap(" · ".join(parts), WIDTH, initial_indent="server     ", subsequent_indent=" " * 11)
 

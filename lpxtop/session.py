@@ -57,6 +57,7 @@ class Session:
         self.state = state
         self.reason = "done"
         self.summary: dict[str, Any] | None = None
+        self.problem: str | None = None
         self._header, self._clock, self._origin_ns = header, clock, origin_ns
         self._fleet, self._probes = fleet, list(probes)
         self._open_sinks, self._sinks = open_sinks, list[EventSink]()
@@ -116,7 +117,7 @@ class Session:
         if isinstance(event, Source) and event.kind == "load" and event.state in ("left", "failed"):
             self._running_load -= 1
             if event.state == "failed":
-                self.reason = "failed"
+                self.reason, self.problem = "failed", event.text
         return self._fleet is not None and self._running_load <= 0
 
     async def _stop_after_duration(self) -> None:

@@ -53,9 +53,10 @@ class ServerSource:
         return "server metrics are back" if event.ok and not self.ok else None
 
     def _measure(self, event: Server) -> None:
-        """First, last, sum, count and highest of each concept; first and last of each histogram."""
+        """First, last, sum, count, highest and gain of each concept; first and last of each histogram."""
         for name, value in event.concepts.items():
-            total = self.totals.setdefault(name, [value, value, 0.0, 0, value])
+            total = self.totals.setdefault(name, [value, value, 0.0, 0, value, 0.0])
+            total[5] += value - total[1] if value >= total[1] else value  # a restarted counter began at 0
             total[1], total[2], total[3], total[4] = value, total[2] + value, total[3] + 1, max(total[4], value)
         for name, buckets in event.histograms.items():
             first, _ = self.histograms.get(name, (buckets, buckets))

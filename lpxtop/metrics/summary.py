@@ -12,6 +12,7 @@ from lpxtop.metrics.counts import mostly_known
 from lpxtop.metrics.exact import Exact, Figures
 from lpxtop.metrics.gpus import GpuSource, Totals
 from lpxtop.metrics.levels import Level
+from lpxtop.metrics.servers import COUNTERS
 from lpxtop.metrics.state import RunState
 from lpxtop.metrics.view import Verdict
 
@@ -284,14 +285,16 @@ def _alerts(state: RunState) -> list[dict[str, Any]]:
 
 
 def _server(state: RunState) -> dict[str, Any]:
-    """First, last, mean and highest of each concept; with several servers the source is in front of the name."""
+    """First, last, mean and highest of each concept, and what a counter gained; with several servers the source is in
+    front of the name."""
     many = len(state.servers) > 1
     return {
         f"{server.src}/{name}" if many else name: {
-            "first": first, "last": last, "mean": total / n if n else None, "max": highest
+            "first": first, "last": last, "mean": total / n if n else None, "max": highest,
+            **({"gained": gained} if name in COUNTERS else {}),
         }
         for server in state.servers.values()
-        for name, (first, last, total, n, highest) in server.totals.items()
+        for name, (first, last, total, n, highest, gained) in server.totals.items()
     }  # fmt: skip
 
 

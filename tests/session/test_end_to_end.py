@@ -253,3 +253,36 @@ def test_a_profile_moves_the_load_and_ends_the_run(url, tmp_path):
     assert controls == [(1, 4, "profile"), (4, 2, "profile")]
     in_flight = [(e["t"], e.get("in_flight", 0)) for e in events if e["k"] == "load"]
     assert max(n for _, n in in_flight) == 4
+
+
+def test_a_load_process_that_dies_is_said_and_what_was_measured_is_kept(url, tmp_path):
+    """Killing the load process ends the run with 3, the reason on stderr, the summary of what came, and an end."""
+    record = tmp_path / "dead.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lpxtop", "run", url, "--headless", "-c", "4", "-d", "60s", "--max-tokens", "16",
+         "--gpu", "off", "--record", str(record), "--json", "-"],
+        cwd=ROOT, env=environment(tmp_path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: record.exists() and record.read_bytes().count(b'"k":"finished"') > 8)
+
+    for worker in children(process.pid):
+        os.kill(worker, signal.SIGKILL)
+    out, err = process.communicate(timeout=20)
+
+    assert process.returncode == 3
+    assert "before its time: load process ended" in err
+    summary = json.loads(out)
+    assert summary["requests"]["ok"] == record.read_bytes().count(b'"k":"finished"')
+    assert json.loads(record.read_bytes().splitlines()[-1])["reason"] == "failed"
+
+
+def test_too_few_open_files_is_not_blamed_on_the_server(url, tmp_path):
+    """A shell that allows 64 open files cannot carry 200 streams: refused before any load, with the way out."""
+    command = f"ulimit -n 64; exec {sys.executable} -m lpxtop run {url} --headless -c 200 --gpu off"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=30,
+                          env=environment(tmp_path), check=False)  # fmt: skip
+
+    assert done.returncode == 2
+    assert "this shell allows 64" in done.stderr
+    assert "ulimit" in done.stderr
