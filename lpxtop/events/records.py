@@ -223,7 +223,7 @@ class Gpu(Event, frozen=True, kw_only=True, tag="gpu"):
     nvlink_rx_bytes: list[int | None] = []
     health: list[dict[str, Any]] = []  # error counts, ECC and row remapping; every few seconds, as are processes
     processes: list[list[dict[str, Any]]] = []
-    notes: dict[str, str] = {}  # column -> why it is missing
+    notes: dict[str, str] = {}  # column -> why it is missing; also of `status`, and of `period` when it is long
     cost_us: int | None = None
 
 

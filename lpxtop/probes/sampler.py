@@ -3,7 +3,6 @@
 Knows no asyncio. The owner calls `watch` now and then; nothing ever waits for the thread.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,11 +39,13 @@ class Sampler:
         self._tell, self._clock, self._host, self._selection = tell, clock, host, selection
         self._wanted_period_s = self._period_s = period_s
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._devices: list[AnyDevice] = []
         self._turn = 0
         self._busy: tuple[int, AnyDevice | None] | None = None
         self._hung: dict[int, int] = {}
         self._told_start = False
+        self._told: set[str] = set()
         self._lost_at: dict[int, int] = {}
         self._slow_due = 0
         self._all_unknown = False
@@ -59,23 +60,28 @@ class Sampler:
 
     def watch(self) -> None:
         """Look whether a call hangs: its GPU is stale from now on, and another thread takes the others."""
-        busy = self._busy
-        if busy is None:
-            return
-        since, device = busy
-        waited_s = (self._clock.monotonic_ns() - since) / 1e9
-        if device is None:
-            if waited_s > INIT_HANG_S and not self._told_start:
-                self._told_start = True
-                self._tell(("failed", f"NVML has not started after {waited_s:.0f} s: the driver hangs, or persistence "
-                                      "mode is off and the GPUs wake slowly"))  # fmt: skip
-        elif waited_s > HANG_S:
-            place = self._devices.index(device)
-            self._hung[place] = since
+        with self._lock:
+            if self._busy is None:
+                return
+            since, device = self._busy
+            waited_s = (self._clock.monotonic_ns() - since) / 1e9
+            if device is None:
+                self._tell_of_slow_start(waited_s)
+                return
+            if waited_s <= HANG_S:
+                return
+            self._hung[self._devices.index(device)] = since
             self._turn += 1
             self._busy = None
-            self._tell(("failed", f"GPU {device.index}: the driver does not answer; its figures are stale"))
-            self._spawn(self._loop, "nvml")
+        self._tell(("failed", f"GPU {device.index}: the driver does not answer; its figures are stale"))
+        self._spawn(self._loop, "nvml")
+
+    def _tell_of_slow_start(self, waited_s: float) -> None:
+        if waited_s <= INIT_HANG_S or self._told_start:
+            return
+        self._told_start = True
+        self._tell(("failed", f"NVML has not started after {waited_s:.0f} s: the driver hangs, or persistence mode is "
+                              "off and the GPUs wake slowly"))  # fmt: skip
 
     @staticmethod
     def _spawn(run: Callable[[], None], name: str) -> None:
@@ -146,35 +152,43 @@ class Sampler:
         return due if due > now else now + round(self._period_s * 1e9)
 
     def _row(self, place: int, device: AnyDevice, slow: bool, turn: int) -> Row:
-        if place in self._hung or turn != self._turn:
-            return {}
+        """One GPU's readings; {} when it is gone, hangs, or another thread has taken over."""
         begin = self._clock.monotonic_ns()
-        if device.lost is not None and not self._reopened(place, device, begin):
-            return {}
-        self._busy = (begin, device)
+        with self._lock:
+            if place in self._hung or turn != self._turn:
+                return {}
+            self._busy = (begin, device)
+        row: Row = {}
         try:
-            row = device.read(slow)
+            if device.lost is None or self._is_back(place, device, begin):
+                row = device.read(slow)
         except Lost as lost:
             device.lost = str(lost)
             self._lost_at[place] = begin
             self._tell(("failed", f"GPU {device.index} is lost: {lost}; dmesg names the XID"))
-            row = {}
-        if turn == self._turn:
-            self._busy = None
-        else:  # it hung, another thread samples now; the GPU is back
-            self._hung.pop(place, None)
+        except Exception as error:  # a driver's answer nobody foresaw costs that reading, not the thread
+            self._tell_once(f"GPU {device.index} cannot be read: {type(error).__name__}: {error}")
+        with self._lock:
+            if turn == self._turn:
+                self._busy = None
+            else:  # it hung, and another thread samples now; this GPU may be read again
+                self._hung.pop(place, None)
         return row
 
-    def _reopened(self, place: int, device: AnyDevice, now: int) -> bool:
+    def _is_back(self, place: int, device: AnyDevice, now: int) -> bool:
         """A lost GPU is looked for again now and then, by its UUID."""
         if now - self._lost_at.setdefault(place, now) < REOPEN_S * 1e9:
             return False
         self._lost_at[place] = now
-        with contextlib.suppress(Lost):
-            device.open()
+        device.open()
         if device.lost is None:
             self._tell(("back", f"GPU {device.index} is back"))
         return device.lost is None
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(("failed", text))
 
     # --- columns -----------------------------------------------------------------------------------------------
 
