@@ -95,7 +95,7 @@ def test_lost(scenario):
 
 def test_lost_and_back(scenario):
     """A lost GPU is looked for by its UUID; after a reset it is sampled again, and that is said."""
-    out = scenario("gpus 2\nerr 1 * code=15 at=150 until=350\n", samples=60, constants={"REOPEN_S": 0.1})
+    out = scenario("gpus 2\nerr 1 * code=15 at=250 until=500\n", samples=80, constants={"REOPEN_S": 0.1})
     states = [sample.status[1] for sample in out.samples]
     assert [state for state, _ in itertools.groupby(states)] == ["ok", "lost", "ok"]
     assert [(s.state, s.text) for s in out.sources[1:]] == [
@@ -103,7 +103,7 @@ def test_lost_and_back(scenario):
     ]  # fmt: skip
     assert {call[0] for call in out.calls if call[1] == 1 and call[3] == 15} <= {
         "nvmlDeviceGetFieldValues", "nvmlDeviceGetHandleByUUID",
-    } | {call[0] for call in out.calls if call[1] == 1 and call[2] < 180}  # fmt: skip
+    } | {call[0] for call in out.calls if call[1] == 1 and call[2] < 280}  # fmt: skip
 
 
 def test_reset_required(scenario):
@@ -133,9 +133,9 @@ def test_no_permission_for_one_reading(scenario):
 
 
 def test_everything_unknown_in_a_container(scenario):
-    """From 100 ms on every call answers 999, as after a daemon-reload: said once, with advice; asked ever more seldom;
+    """From 200 ms on every call answers 999, as after a daemon-reload: said once, with advice; asked ever more seldom;
     and when it passes that is seen."""
-    out = scenario("gpus 2\nerr * * code=999 at=100 until=350\n", samples=100, hz=100)
+    out = scenario("gpus 2\nerr * * code=999 at=200 until=450\n", samples=100, hz=100)
     states = [state for state, _ in itertools.groupby(tuple(sample.status) for sample in out.samples)]
     assert states[0] == states[-1] == ("ok", "ok")
     assert ("error", "error") in states
@@ -202,16 +202,16 @@ def test_slow_sampling_is_sampled_less(scenario):
     """20 ms a sample at 100 Hz: the period grows to ten times the cost, and the note says so."""
     out = scenario("gpus 1\ndelay nvmlDeviceGetPerformanceState 20\n", samples=6, constants={"COST_SHARE": 0.1})
     gap_ms = (out.samples[-1].t - out.samples[-2].t) / 1000
-    assert 150 <= gap_ms <= 330
+    assert 150 <= gap_ms <= 1000
     assert out.samples[-1].notes["period"].startswith("a sample takes 2")
     assert out.samples[-1].cost_us >= 20_000
 
 
 def test_deadlines(scenario):
-    """Samples sit on a grid of the period: the mean gap over 40 samples is 25 ms within 2 %."""
-    out = scenario("gpus 1\n", samples=41, hz=40)
-    gaps = [b.t - a.t for a, b in itertools.pairwise(out.samples)]
-    assert sum(gaps) / len(gaps) == pytest.approx(25_000, rel=0.02)
+    """Samples sit on a grid: at 40 Hz the mean gap is 25 ms, though each sample takes 6 ms of it."""
+    out = scenario("gpus 1\ndelay nvmlDeviceGetPerformanceState 6\n", samples=31, hz=40)
+    assert min(sample.cost_us for sample in out.samples) >= 6000
+    assert (out.samples[-1].t - out.samples[0].t) / 30 == pytest.approx(25_000, rel=0.1)
 
 
 def test_xid(scenario):
