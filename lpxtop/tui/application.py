@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
@@ -251,6 +252,12 @@ class LpxtopApp(App[None], inherit_bindings=False):
             self._exception = error
             self._exception_event.set()
         self._close_messages_no_wait()
+
+    def on_key(self, event: events.Key) -> None:
+        """Keys belong to the entry while it is open."""
+        if self.screen is self.main and self.main.entry.display:
+            event.prevent_default()
+            self.main.entry.key(event)
 
     # --- view --------------------------------------------------------------------------------------------------
 

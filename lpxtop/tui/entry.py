@@ -15,7 +15,7 @@ Submit = Callable[[str], str]
 _YES = ("y", "enter")
 
 
-class Entry(Widget, can_focus=True):
+class Entry(Widget):
     """Open with `ask` or `question`; `done` is called when it closes. `submit` returns why a text is refused, or ""."""
 
     DEFAULT_CSS = "Entry { position: absolute; width: 1; height: 1; display: none; }"
@@ -42,18 +42,15 @@ class Entry(Widget, can_focus=True):
     def _open(self, prompt: str, text: str, hint: str) -> None:
         self._prompt, self._text, self._hint, self._cursor = prompt, text, hint, len(text)
         self.display = True
-        self.focus()
         self.refresh()
 
     def _close(self) -> None:
         self.display = False
-        self.screen.set_focus(None)
         self._done()
 
-    def on_key(self, event: events.Key) -> None:
-        """Every key is for the entry while it is open."""
-        event.stop()
-        event.prevent_default()
+    def key(self, event: events.Key) -> None:
+        """Take a key. The application hands over every key while the entry is open: with focus instead, keys typed
+        faster than it moves would overtake one another."""
         if self._yes is not None:
             self._answer(event.key)
         elif event.key == "enter":
@@ -64,10 +61,10 @@ class Entry(Widget, can_focus=True):
             self._edit(event)
         self.refresh()
 
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
+    def paste(self, text: str) -> None:
+        """Take pasted text; an answer to a question is never pasted."""
         if self._submit is not None:
-            self._insert(format.clean(event.text))
+            self._insert(format.clean(text))
             self.refresh()
 
     def _answer(self, key: str) -> None:

@@ -96,19 +96,25 @@ def own_terminal(log: Path | None = None) -> Iterator[None]:
     keys: Any = _keyboard()
     before = _attributes(keys.fileno())
     sys.stderr.flush()
-    sys.__stderr__, sys.__stdin__ = screen, keys
+    _set_streams(screen, keys)
     os.dup2(kept.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(screen.fileno(), 2)
-        sys.__stderr__, sys.__stdin__ = stderr, stdin
+        _set_streams(stderr, stdin)
         _give_back(keys.fileno(), before)
         _print_log(kept)
         with contextlib.suppress(OSError):
             screen.close()
         if keys is not stdin:
             keys.close()
+
+
+def _set_streams(stderr: Any, stdin: Any) -> None:
+    """What Textual draws on and reads keys from."""
+    setattr(sys, "__stderr__", stderr)  # noqa: B010 - final for a type checker, and all that Textual goes by
+    setattr(sys, "__stdin__", stdin)  # noqa: B010
 
 
 def _print_log(kept: Log) -> None:

@@ -85,7 +85,7 @@ def span_of(cells: int, window_s: float, glyphs: str) -> tuple[int, int]:
 
 
 def by_column(
-    values: Sequence[float | None], first_slot: int, columns: int, slots: int, how: How, cell: int = 1
+    values: Sequence[float | None], first_slot: int, columns: int, slots: int, how: How, *, cell: int = 1
 ) -> list[float | None]:
     """One value per column, newest last. Column edges are multiples of `slots` (the last cell's of `slots × cell`) of
     session time. `worst` keeps the largest value of a column's slots, `mean` their mean."""
@@ -212,7 +212,7 @@ def chart(
     body = height - 1 if time_axis and height >= 5 else height
     cell = 2 if glyphs == "braille" else 1
     columns, slots = span_of(cells, window_s, glyphs)
-    drawn = [by_column(trace.values, first_slot, columns, slots, trace.how, cell) for trace in traces]
+    drawn = [by_column(trace.values, first_slot, columns, slots, trace.how, cell=cell) for trace in traces]
     known = [value for values in drawn for value in values if value is not None]
     top = ceiling if ceiling is not None else top_of(max(known, default=None), floor, before)
     axis = _log_axis(known, top) if log else Axis(0.0, top)
@@ -246,29 +246,30 @@ def _log_axis(known: Sequence[float], top: float) -> Axis:
 
 
 def _ticks(axis: Axis, height: int, label: Callable[[float], str]) -> dict[int, str]:
-    """Row → text: the ends, and as many between as there is room for."""
+    """Row → text, at the row nearest to the value: the ends, and as many between as there is room for."""
     parts = 1 if height < 3 else 2 if height < 9 else 4
-    found = {0: label(axis.top)} if height > 1 else {}
-    for part in range(1, parts):
-        row = round((height - 1) * part / parts)
-        found[row] = label(axis.value(1 - row / (height - 1)))
-    found[height - 1] = label(axis.low) if height > 1 else label(axis.top)
-    return found
+    shares = [part / parts for part in range(parts + 1)] if height > 1 else [1.0]
+    return {round((1 - share) * (height - 1)): label(axis.value(share)) for share in shares}
 
 
 def _names(
     traces: Sequence[Trace], drawn: Sequence[Sequence[float | None]], axis: Axis, canvas: Canvas
 ) -> list[tuple[str, str]]:
-    """For each row, the name that stands beside it: a trace's at its last value, moved when the place is taken."""
-    rows: list[tuple[str, str]] = [("", "text")] * canvas.height
+    """For each row the name beside it: a trace's at its last value, the larger above, moved where one is taken."""
+    wanted: list[tuple[int, float, Trace]] = []
     for trace, values in zip(traces, drawn, strict=True):
         last = next((value for value in reversed(values) if value is not None), None)
-        if last is None or not trace.label:
-            continue
-        wanted = canvas.height - 1 - axis.place(last, canvas.steps) // (canvas.steps // canvas.height)
-        free = [row for row in range(canvas.height) if not rows[row][0]]
-        if free:
-            rows[min(free, key=lambda row: abs(row - wanted))] = (trace.label, trace.style)
+        if last is not None and trace.label:
+            row = canvas.height - 1 - axis.place(last, canvas.steps) // (canvas.steps // canvas.height)
+            wanted.append((row, -last, trace))
+    wanted.sort(key=lambda found: found[:2])
+    rows: list[tuple[str, str]] = [("", "text")] * canvas.height
+    free = 0
+    for place, (row, _, trace) in enumerate(wanted):
+        taken = max(free, min(row, canvas.height - (len(wanted) - place)))
+        if taken < canvas.height:
+            rows[taken] = (trace.label, trace.style)
+        free = taken + 1
     return rows
 
 
@@ -279,7 +280,7 @@ def _time_axis(cells: int, seconds_per_cell: int, margin: int) -> Row:
     end = "now"
     text[max(0, cells - len(end)) :] = end[-cells:]
     for ago in range(step, cells * seconds_per_cell, step):
-        label = f"-{ago // 60}m" if ago % 60 == 0 else f"-{ago}s"
+        label = f"-{ago}s" if ago < 60 else f"-{ago // 60}:{ago % 60:02d}"
         place = cells - 1 - ago // seconds_per_cell
         if place >= 0 and place + len(label) < cells - len(end):
             text[place : place + len(label)] = label

@@ -5,8 +5,11 @@ a local variable; `noise=1` writes to descriptor 2; `lively=1` lets the run go o
 """
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import sys
+import termios
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +22,8 @@ from lpxtop.tui.app import run_app  # noqa: E402
 def main() -> int:
     """Run it; print the exit code and the calls made, as a command would print its summary."""
     options = dict(pair.split("=", 1) for pair in sys.argv[2:])
+    with contextlib.suppress(OSError):  # as a login would: the terminal is ours
+        fcntl.ioctl(2, termios.TIOCSCTTY, 0)
     import screen_fakes
 
     kind = screen_fakes.LivelyControl if "lively" in options else screen_fakes.FakeControl
@@ -34,7 +39,7 @@ def main() -> int:
             os.write(2, b"native library says hello\n")
         if "crash" in options:
             await asyncio.sleep(0.3)
-            control.view = lambda: crash("Bearer sk-very-secret")
+            control.view = lambda: crash("Bearer " + options["crash"])
         if "fail" in options:
             raise LpxtopError("the load process died")
         await control.wait()
@@ -55,7 +60,8 @@ def main() -> int:
         session=session,
         log=Path(options["log"]) if "log" in options else None,
     )
-    print(f"exit {code} calls {control.calls}")
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(f"exit {code} calls {control.calls}", flush=True)
     return code
 
 

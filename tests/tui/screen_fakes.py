@@ -387,9 +387,7 @@ class LivelyControl(FakeControl):
             for name in msgspec.structs.asdict(slots)
             if name not in ("start_us", "failed")
         }
-        last = {
-            name: (*values[:-1], (values[-1] or 0) * (0.9 + rng.random() / 5)) for name, values in shifted.items()
-        }
+        last = {name: (*values[:-1], (values[-1] or 0) * (0.9 + rng.random() / 5)) for name, values in shifted.items()}
         window = msgspec.structs.replace(
             view.window,
             output_tokens_per_s=5000 + 300 * wave + 30 * rng.random(),

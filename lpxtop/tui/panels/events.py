@@ -9,6 +9,7 @@ from lpxtop.tui.panels.chart import centred
 from lpxtop.tui.rows import Row, framed, line, pad
 
 _STYLES = {"warn": "warn", "error": "error", "note": "mark", "info": "label"}
+_RANKS = {"error": 0, "warn": 1, "info": 2}
 _WORDS = {"warn": "! ", "error": "X ", "note": "", "info": ""}
 
 
@@ -22,12 +23,7 @@ def tail(view: RunView, width: int, height: int, look: Look) -> list[Row]:
 def verdicts(view: RunView) -> list[Verdict]:
     """Each judgement once, the most serious first."""
     seen = {verdict.code: verdict for verdict in (*view.verdicts, *view.quality.verdicts)}
-    return sorted(
-        seen.values(),
-        key=lambda verdict: (
-            ("error", "warn", "info").index(verdict.level) if verdict.level in ("error", "warn", "info") else 3
-        ),
-    )
+    return sorted(seen.values(), key=lambda verdict: _RANKS.get(verdict.level, 3))
 
 
 def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:

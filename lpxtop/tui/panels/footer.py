@@ -1,4 +1,4 @@
-"""The last line: the keys that matter now, labelled with what they will do. At most eight. Pure lines."""
+"""The last line: the keys that matter now, labelled with what they will do. At most nine. Pure lines."""
 
 from lpxtop.metrics.view import RunView
 from lpxtop.tui import keymap
@@ -6,7 +6,7 @@ from lpxtop.tui.look import Look
 from lpxtop.tui.panels.states import ended, mode_of
 from lpxtop.tui.rows import Row, Span, line, width_of
 
-_MOST = 8
+_MOST = 9
 
 
 def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:

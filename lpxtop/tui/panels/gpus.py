@@ -19,16 +19,17 @@ def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     """A framed panel: the chart, and with room for both the table."""
     title = line(("4 ", "key"), ("GPU", "title"), *((" simulated", "sim"),) * any(gpu.simulated for gpu in view.gpus))
     inner_width, inner = width - 2, height - 2
+    chosen = look.chosen == "gpu"
     if not view.gpus:
         return framed(
             centred(view.gpu_note or NO_GPU, inner_width, inner), width, height, title, chosen=look.chosen == "gpu"
         )
     listed = table(view, inner_width, min(len(view.gpus) + 1, inner), look) if look.zoomed or inner < 5 else []
     if inner < 5:
-        return framed(table(view, inner_width, inner, look), width, height, title, chosen=look.chosen == "gpu")
+        return framed(table(view, inner_width, inner, look), width, height, title, chosen=chosen)
     caption = span_caption(view, inner_width, look, "mean of", labels=4)
     body = [*_charts(view, inner_width, inner - len(listed), look), *listed]
-    return framed(body, width, height, title, caption, chosen=look.chosen == "gpu")
+    return framed(body, width, height, title, caption, chosen=chosen)
 
 
 def _charts(view: RunView, width: int, height: int, look: Look) -> list[Row]:
@@ -56,7 +57,7 @@ def table(view: RunView, width: int, height: int, look: Look) -> list[Row]:
         return []
     if not view.gpus:
         return [line((f" GPU  {view.gpu_note or NO_GPU}", "label"))]
-    head = [_head(width)] if width >= 100 and height > 2 else []
+    head = [_head(width)] if width >= 100 and height > min(len(view.gpus), 2) else []
     room = height - len(head)
     start = min(look.scroll.get("gpu", 0), max(0, len(view.gpus) - room))
     shown = view.gpus[start : start + (room if len(view.gpus) <= room else room - 1)]
@@ -85,7 +86,7 @@ def _row(gpu: GpuView, width: int) -> Row:
     parts: list[str | Span] = [(f" GPU{gpu.index} ", "value"), *_share(gpu, cells)]
     parts += [" ", (_memory(gpu, short=width < 76), "value"), " ", (_power(gpu), "value")]
     if width >= 66:
-        parts += [" ", (pad(format.with_unit(gpu.sm_clock_mhz, "MHz", 5).replace(" ", ""), 8), "value")]
+        parts += [" ", (pad(f"{_plain(gpu.sm_clock_mhz)}MHz", 8), "value")]
         parts += [(_celsius(gpu), "value"), " "]
     return line(*parts, *_state(gpu))
 
@@ -96,7 +97,8 @@ def _wide_row(gpu: GpuView, width: int) -> Row:
     parts: list[str | Span] = [
         (f"{gpu.index:4d} ", "value"), (pad(short_name(gpu.name), 15), "text"), *_share(gpu, 9), "  ",
         *bar(ratio, 9, "memory"), (pad(" " + _memory(gpu), 17), "value"), (pad(_power(gpu), 15), "value"),
-        (pad(clock, 15), "value"), (pad(f"{_plain(gpu.memory_clock_mhz)} MHz", 11), "value"), (pad(_celsius(gpu), 6), "value"),
+        (pad(clock, 15), "value"), (pad(f"{_plain(gpu.memory_clock_mhz)} MHz", 11), "value"),
+        (pad(_celsius(gpu), 6), "value"),
     ]  # fmt: skip
     return line(*parts, *_state(gpu))
 
@@ -164,14 +166,19 @@ def history(view: RunView, width: int, height: int, look: Look) -> list[Row]:
         return framed(centred(view.gpu_note or NO_GPU, width - 2, inner), width, height, title, chosen=chosen)
     pairs = inner >= 2 * len(view.gpus)
     rows: list[Row] = []
-    for gpu in view.gpus[: inner if not pairs else None]:
-        cells = max(6, width - 2 - 44) if not pairs else max(6, width - 2 - 30)
-        percent = format.percent(None if gpu.utilization_percent is None else gpu.utilization_percent / 100)
-        rows.append(line((f" GPU{gpu.index:<2d}", "value"), (pad(percent, 5, right=True), "value"), " ",
-                         (strip(gpu, cells), "util"), " ", (_memory(gpu), "value"), " ",
-                         *((), ((_power(gpu), "value"),))[not pairs]))  # fmt: skip
-        if pairs:
-            clock = f"{_plain(gpu.sm_clock_mhz)} MHz"
-            rows.append(line((f"      {short_name(gpu.name)}  ", "label"), (f"{_power(gpu)}  {clock}  {_celsius(gpu)}  ", "value"),
-                             *_state(gpu)))  # fmt: skip
+    for gpu in view.gpus:
+        rows += _with_history(gpu, width - 2) if pairs else _with_history(gpu, width - 2)[:1]
     return framed(rows, width, height, title, chosen=chosen)
+
+
+def _with_history(gpu: GpuView, width: int) -> list[Row]:
+    """A line with the last seconds, and one with the rest."""
+    percent = format.percent(None if gpu.utilization_percent is None else gpu.utilization_percent / 100)
+    memory = _memory(gpu)
+    cells = max(6, width - len(memory) - 14)
+    figures = f"{_power(gpu)}  {_plain(gpu.sm_clock_mhz)} MHz  {_celsius(gpu)}  "
+    return [
+        line((f" GPU{gpu.index:<2d}", "value"), (pad(percent, 5, right=True), "value"), " ",
+             (strip(gpu, cells), "util"), " ", (memory, "value")),
+        line((f"      {short_name(gpu.name)}  ", "label"), (figures, "value"), *_state(gpu)),
+    ]  # fmt: skip

@@ -5,7 +5,7 @@ from lpxtop.metrics.view import RunView, ServerView
 from lpxtop.tui.look import Look
 from lpxtop.tui.panels.chart import centred, draw
 from lpxtop.tui.plot import Trace
-from lpxtop.tui.rows import Row, Span, framed, line, pad
+from lpxtop.tui.rows import Row, Span, beside, framed, line
 
 _STALE_S = 10.0
 NO_SERVER = "the server's own metrics are not known (no /metrics found)"
@@ -26,8 +26,8 @@ def _figures(server: ServerView) -> list[str | Span]:
         ]
     parts: list[str | Span] = []
     for name, text in (
-        ("running ", format.significant(server.running)),
-        ("  waiting ", format.significant(server.waiting)),
+        ("running ", whole(server.running)),
+        ("  waiting ", whole(server.waiting)),
         ("  KV ", format.percent(server.kv_usage)),
         ("  prefix hits ", format.percent(server.prefix_hit_rate)),
         ("  preempt ", format.with_unit(server.preemptions_per_s, "/s")),
@@ -37,6 +37,11 @@ def _figures(server: ServerView) -> list[str | Span]:
     if server.age_s > _STALE_S:
         parts.append((f"  {server.age_s:.0f} s old", "warn"))
     return parts
+
+
+def whole(value: float | None) -> str:
+    """A gauge that counts things."""
+    return format.count(None if value is None else round(value))
 
 
 def _worrying(name: str, server: ServerView) -> bool:
@@ -75,20 +80,25 @@ def _charts(view: RunView, width: int, height: int, look: Look) -> list[Row]:
         floor=4.0,
     )
     none: list[Row] = [()] * height
-    from lpxtop.tui.rows import beside
-
     return beside([(left or none, half), (right or none, width - half)], height, ())
 
 
 def _details(server: ServerView, width: int) -> list[Row]:
-    """All figures of one server on lines of two pairs."""
+    """All figures of one server."""
     info = "  ".join(f"{key} {value}" for key, value in server.info.items())
-    rows = [
-        line((f" {format.clean(server.url)}  ", "label"), (format.clean(info), "text")),
-        line(" ", *_figures(server)),
-    ]
-    if server.ok:
-        rows.append(line((pad(" TTFT mean ", 11), "label"), (format.latency(server.ttft_mean_ms), "value"),
-                         ("   ITL mean ", "label"), (format.latency(server.itl_mean_ms), "value"),
-                         (f"   read {format.duration(server.age_s)} ago", "label")))  # fmt: skip
-    return rows
+    head = line((f" {format.clean(server.url)}  ", "label"), (format.clean(info), "text"))
+    if not server.ok:
+        return [head, line(" ", *_figures(server))]
+    figures = _figures(server)
+    latencies: list[str | Span] = [
+        ("  TTFT mean ", "label"), (format.latency(server.ttft_mean_ms), "value"),
+        ("  ITL mean ", "label"), (format.latency(server.itl_mean_ms), "value"),
+    ]  # fmt: skip
+    if width >= 110:
+        return [head, line(" ", *figures, *latencies)]
+    return [head, line(" ", *figures[:8]), line(" ", *_unindented(figures[8:]), *latencies)]
+
+
+def _unindented(parts: list[str | Span]) -> list[str | Span]:
+    first = parts[0]
+    return [(first[0].lstrip(), first[1]) if isinstance(first, tuple) else first, *parts[1:]]

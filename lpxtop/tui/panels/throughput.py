@@ -4,7 +4,7 @@ from lpxtop import format
 from lpxtop.metrics.view import RunView
 from lpxtop.tui.look import Look
 from lpxtop.tui.panels.chart import draw, empty, span_caption
-from lpxtop.tui.plot import Trace
+from lpxtop.tui.plot import GUTTER, Trace
 from lpxtop.tui.rows import Row, framed, line
 
 
@@ -21,19 +21,19 @@ def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     inner = width - 2, height - 2
     caption = span_caption(view, inner[0], look, "mean of")
     return framed(
-        _body(view, values, unit, *inner, look), width, height, title, caption, chosen=look.chosen == "throughput"
+        _body(view, values, unit, inner, look), width, height, title, caption, chosen=look.chosen == "throughput"
     )
 
 
-def _body(view: RunView, values: tuple[float | None, ...], unit: str, width: int, height: int, look: Look) -> list[Row]:
+def _body(view: RunView, values: tuple[float | None, ...], unit: str, size: tuple[int, int], look: Look) -> list[Row]:
+    width, height = size
     rate = [Trace(values, "rate", shape="area", glyph="#", how="mean")]
     flight = [Trace(view.series.in_flight, "flight", shape="line", glyph="o", how="mean")]
-    below = max(2, height // 3) if height >= 8 else 0
-    above = draw(view, rate, width, height - below - (below > 0), look, key="rate", floor=10.0, time_axis=not below)
+    below = max(3, height // 3) if height >= 8 else 0
+    above = draw(view, rate, width, height - below, look, key=f"rate {unit}", floor=10.0, time_axis=not below)
     if above is None:
         return empty(view, width, height, "nothing received yet")
     if not below:
         return above
-    under = draw(view, flight, width, below + 1 - (below < 4), look, key="flight", floor=2.0, time_axis=below >= 4)
-    name = line((f"{'in flight':>10}", "flight"), (" " * (width - 10), "text"))
-    return [*above, *([name] if below < 4 else []), *(under or [])]
+    under = draw(view, flight, width, below - 1, look, key="flight", floor=2.0, time_axis=below >= 6)
+    return [*above, line((f"{'in flight':>{GUTTER + 4}}", "flight")), *(under or [])]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lpxtop import format
 from lpxtop.metrics.view import Quantiles, RunView
 from lpxtop.tui.look import Look
+from lpxtop.tui.panels.server import whole
 from lpxtop.tui.panels.states import failures, load_word, mode_of
 from lpxtop.tui.rows import Row, Span, beside, line, pad
 
@@ -22,7 +23,7 @@ def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     table = [_head(view, width), *_latencies(view)]
     rates = _rates(view, width)
     if width < TABLE + 30:
-        return _narrow(view, table, rates, height)
+        return _narrow(view, table, width, height)
     gap: Row = ((" │ ", "frame"),)
     rest = width - TABLE - 3
     if rest < 76:
@@ -30,14 +31,16 @@ def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     return beside([(table, TABLE), (rates, 40), (_trust(view), rest - 43)], height, gap)
 
 
-def _narrow(view: RunView, table: list[Row], rates: list[Row], height: int) -> list[Row]:
-    """Latencies alone, and the most important rates in a line."""
+def _narrow(view: RunView, table: list[Row], width: int, height: int) -> list[Row]:
+    """The latencies, and the most important rates in what is left at the right, or under them."""
     window = view.window
-    short = line(
-        (" out ", "label"), (_output(view), "value"), ("   req ", "label"),
-        (format.with_unit(window.requests_per_s, "/s"), "value"), ("   ", "label"), *_errors(view),
-    )  # fmt: skip
-    return [*table[: height - 1], short] if height < 5 else [*table, short][:height]
+    short = [
+        line((_output(view), "value")),
+        line((format.with_unit(window.requests_per_s, "req/s"), "value")),
+        line(*_errors(view)),
+        line(("ok ", "label"), (format.count(view.load.done.get("ok", 0)), "value")),
+    ]
+    return beside([(table, TABLE), (short, width - TABLE - 3)], height, ((" │ ", "frame"),))
 
 
 def _head(view: RunView, width: int) -> Row:
@@ -145,8 +148,8 @@ def _trust(view: RunView) -> list[Row]:
     return [
         *verdicts,
         line(("measured by ", "label"), (stamps, "value"), ("  read delay p99 ", "label"), (delay, "value")),
-        line(("client CPU ", "label"), (format.percent(quality.client_cpu_ratio), "value"), ("  loop lag p99 ", "label"),
-             (format.with_unit(quality.loop_lag_ms_p99, "ms"), "value")),
+        line(("client CPU ", "label"), (format.percent(quality.client_cpu_ratio), "value"),
+             ("  loop lag p99 ", "label"), (format.with_unit(quality.loop_lag_ms_p99, "ms"), "value")),
         line(("tokens per chunk ", "label"), (format.significant(view.window.tokens_per_chunk), "value"),
              ("  counted from ", "label"), (view.token_source or format.UNKNOWN, "value")),
     ]  # fmt: skip
@@ -158,10 +161,12 @@ def _watch(view: RunView, width: int, height: int) -> list[Row]:
         return [line((" no load, no server metrics: only this node's GPUs are watched", "label"))][:height]
     server = view.servers[0]
     rows = [
-        line((" running ", "label"), (format.significant(server.running), "value"), ("   waiting ", "label"),
-             (format.significant(server.waiting), "value"), ("   KV cache ", "label"), (format.percent(server.kv_usage), "value")),
+        line((" running ", "label"), (whole(server.running), "value"), ("   waiting ", "label"),
+             (whole(server.waiting), "value"), ("   KV cache ", "label"),
+             (format.percent(server.kv_usage), "value")),
         line((" out ", "label"), (format.with_unit(server.output_tokens_per_s, "tok/s"), "value"),
              ("   TTFT mean ", "label"), (format.latency(server.ttft_mean_ms), "value"),
-             ("   ITL mean ", "label"), (format.latency(server.itl_mean_ms), "value"), (" (the server's own)", "label")),
+             ("   ITL mean ", "label"), (format.latency(server.itl_mean_ms), "value"),
+             (" (the server's own)", "label")),
     ]  # fmt: skip
     return rows[:height]

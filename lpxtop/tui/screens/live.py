@@ -84,6 +84,7 @@ class LiveScreen(Screen[None]):
     DEFAULT_CSS = "LiveScreen { layers: base over; overflow: hidden hidden; } Entry { layer: over; }"
     BINDINGS: ClassVar[list[BindingType]] = []
     MODE: ClassVar[str] = "watch"
+    AUTO_FOCUS = ""
 
     def __init__(self, control: RunControl, look: Look, paint: Paint) -> None:
         super().__init__()
@@ -151,6 +152,11 @@ class LiveScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.redraw()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Pasted text is for an open entry, or for nobody."""
+        if self.entry.display:
+            self.entry.paste(event.text)
 
     # --- panels ------------------------------------------------------------------------------------------------
 

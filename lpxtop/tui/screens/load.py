@@ -1,4 +1,4 @@
-"""The live screen of a run that sends load: start and pause, the slider, cancelling. And the screen that only watches."""
+"""The live screen of a run that sends load: start, pause, the slider, cancelling. And the one that only watches."""
 
 from typing import ClassVar
 
