@@ -140,7 +140,12 @@ target_flags = _all_of(
     click.option("--timeout", type=Duration(), help="Of a whole request. [none]"),
 )
 probe_flags = _all_of(
-    click.option("--gpu", default="nvml", metavar="nvml|off", help="GPUs of this host; nvml:0-3 selects. [nvml]"),
+    click.option(
+        "--gpu",
+        default="nvml",
+        metavar="nvml|URL|off",
+        help="GPUs of this host (nvml:0-3 selects), or a dcgm-exporter's URL. [nvml]",
+    ),
     click.option("--metrics", metavar="URL|off", help="The server's metrics, when not beside its API."),
 )
 output_flags = _all_of(

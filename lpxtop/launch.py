@@ -6,6 +6,7 @@ Must not parse flags (cli does) or decide what numbers mean.
 import asyncio
 import os
 import platform
+import ssl
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +26,7 @@ from lpxtop.events.stream import EventSink, EventSource
 from lpxtop.load.negotiate import PreFlight, preflight
 from lpxtop.metrics.state import RunState
 from lpxtop.metrics.view import RecordingView
-from lpxtop.plan import Negotiated, Plan, Secrets
+from lpxtop.plan import Negotiated, Network, Plan, Secrets
 from lpxtop.recording.writer import LineSink, RecordingWriter, default_path
 from lpxtop.session import Session
 from lpxtop.workers import Fleet
@@ -159,19 +160,35 @@ def make_probes(launch: Launch, plan: Plan, origin_ns: int) -> list[EventSource]
         from lpxtop.sim.gpu import SimGpuSource
 
         probes.append(SimGpuSource(base, origin_ns))
+    elif launch.gpu.startswith(("http://", "https://")):
+        from lpxtop.probes.dcgm import DcgmSource
+
+        probes.append(DcgmSource(launch.gpu, origin_ns, clock=launch.clock))
     elif launch.gpu != "off":
         from lpxtop.probes.gpu import GpuSource
 
-        probes.append(GpuSource(origin_ns, select=launch.gpu))
+        visible = launch.environment.get("CUDA_VISIBLE_DEVICES")
+        probes.append(GpuSource(origin_ns, select=launch.gpu, visible=visible, clock=launch.clock))
     if launch.metrics_url != "off":
         from lpxtop.probes.server import ServerMetricsSource
 
         probes.append(
             ServerMetricsSource(
-                plan.target.url, origin_ns, metrics_url=launch.metrics_url, api_key=launch.secrets.api_key
+                plan.target.url,
+                origin_ns,
+                metrics_url=launch.metrics_url,
+                api_key=launch.secrets.api_key,
+                verify=_verify(plan.network),
             )
         )
     return probes
+
+
+def _verify(network: Network) -> ssl.SSLContext | bool:
+    """How the metrics' certificate is checked: as the load's is."""
+    if network.insecure:
+        return False
+    return ssl.create_default_context(cafile=network.cacert) if network.cacert else True
 
 
 class Recorder:

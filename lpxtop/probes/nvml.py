@@ -39,11 +39,11 @@ WORDS = PERMANENT | LOST | {
     999: "unknown error",
 }  # fmt: skip
 UNKNOWN_ADVICE = "in a container, restart it: access to the devices is lost after a daemon-reload on the host"
-NO_READINGS = "no NVIDIA GPU readings"
+NO_READINGS = "no GPU readings"
 _INIT = {
     4: "no permission to open the GPUs: check the rights of /dev/nvidia* and the container's device rules",
     9: "the kernel driver is not loaded: load it (modprobe nvidia) or reboot",
-    12: "no NVML library (libnvidia-ml.so.1): no NVIDIA driver here, or a container started without --gpus",
+    12: "no NVIDIA driver here (libnvidia-ml.so.1), or no --gpus",  # of a container; one line of 80 columns
     17: "the system blocks the GPUs (cgroup or device policy): allow /dev/nvidia* for this container",
     999: f"NVML says 'unknown error'; {UNKNOWN_ADVICE}",
 }

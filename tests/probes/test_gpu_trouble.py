@@ -29,7 +29,7 @@ def test_no_readings_at_all(scenario, text, sentence):
     """One event: unavailable, one sentence with what to do; then the end."""
     out = scenario(text)
     assert [source.state for source in out.sources] == ["unavailable"]
-    assert out.sources[0].text == f"no NVIDIA GPU readings: {sentence}"
+    assert out.sources[0].text == f"no GPU readings: {sentence}"
     assert (len(out.events), out.code, out.stderr) == (1, 0, "")
 
 
@@ -37,7 +37,7 @@ def test_no_library(scenario):
     """A host without NVML."""
     out = scenario("", library=False)
     assert len(out.events) == 1
-    assert out.sources[0].text.startswith("no NVIDIA GPU readings: no NVML library (libnvidia-ml.so.1)")
+    assert out.sources[0].text.startswith("no GPU readings: no NVIDIA driver here (libnvidia-ml.so.1)")
 
 
 def test_versions_that_do_not_match(scenario):
@@ -50,7 +50,7 @@ def test_versions_that_do_not_match(scenario):
         },
     )  # fmt: skip
     assert out.sources[0].text == (
-        "no NVIDIA GPU readings: kernel module 550.54.15 and library 570.86.15 do not match (driver upgraded?): "
+        "no GPU readings: kernel module 550.54.15 and library 570.86.15 do not match (driver upgraded?): "
         "reboot, or reload the nvidia modules"
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_wsl_crash_kills_only_a_child(scenario):
     files = {"proc/version": "Linux version 5.15.167.4-microsoft-standard-WSL2"}
     out = scenario("crash nvmlInitWithFlags\n", files=files)
     assert (out.code, out.sources[0].state) == (0, "unavailable")
-    assert out.sources[0].text == "no NVIDIA GPU readings: NVML crashes under WSL; update the Windows driver"
+    assert out.sources[0].text == "no GPU readings: NVML crashes under WSL; update the Windows driver"
     assert scenario("gpus 1\n" + CALLS, files=files, samples=1).samples[0].status == ["ok"]
 
 
@@ -260,7 +260,7 @@ def test_selections_that_are_none(select):
 def test_a_selection_that_names_nothing(scenario):
     """`nvml:7` on a host with two."""
     out = scenario("gpus 2\n", select="nvml:7")
-    assert out.sources[0].text == "no NVIDIA GPU readings: nvml:7 names none of the 2 GPUs of this host (0-1)"
+    assert out.sources[0].text == "no GPU readings: nvml:7 names none of the 2 GPUs of this host (0-1)"
 
 
 def test_hz_is_limited():
