@@ -54,8 +54,8 @@ def make(name, steps, preset="h100-8b"):
 
 def main() -> None:
     make("demo-slider-4-to-64.lpx.jsonl", [
-        (6, "concurrency", 8), (5, "concurrency", 16), (5, "concurrency", 32), (5, "concurrency", 64),
-        (1, "mark", "now 64 wait for 48 places"), (6, "concurrency", 8), (4, "stop", None),
+        (4, "concurrency", 16), (4, "concurrency", 32), (4, "concurrency", 64),
+        (1, "mark", "now 64 wait for 48 places"), (4, "concurrency", 4), (3, "stop", None),
     ])  # fmt: skip
     make("demo-incident.lpx.jsonl", [
         (5, "concurrency", 12), (4, "mark", "deploy begins"),
