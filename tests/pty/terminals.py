@@ -32,9 +32,10 @@ class Terminal:
         clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")}
         environment = {**clean, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(env or {})}
 
-        def ignored() -> None:
-            for number in ignore:
-                signal.signal(number, signal.SIG_IGN)
+        def as_from_a_shell() -> None:
+            """Whatever the tests themselves were started with (nohup, a background job) is not passed on."""
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
 
         self.process = subprocess.Popen(
             [sys.executable, str(program or SCRIPT), *arguments],
@@ -43,7 +44,7 @@ class Terminal:
             stderr=slave,
             env=environment,
             start_new_session=True,
-            preexec_fn=ignored if ignore else None,
+            preexec_fn=as_from_a_shell,
         )
 
     def __enter__(self):
