@@ -55,6 +55,7 @@ class Settings:
 class LpxtopApp(App[None], inherit_bindings=False):
     """Runs a `LiveScreen` on a control; `exit_code` and `failure` say how it ended."""
 
+    CSS = "SearchIcon { display: none; }"
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -153,13 +154,17 @@ class LpxtopApp(App[None], inherit_bindings=False):
 
     def _frame(self) -> None:
         """One view, unless the terminal is behind or another screen is up."""
-        if self.screen is not self.main or not self._terminal_keeps_up():
+        if not self._main_is_up() or not self._terminal_keeps_up():
             return
         with self.batch_update():
             if getattr(self._driver, "lost", False):
                 self._driver.lost = False  # type: ignore[union-attr]
                 self.main.repaint()
             self.main.frame()
+
+    def _main_is_up(self) -> bool:
+        """Whether no help or palette lies over it; and not while the application goes down, without any screen."""
+        return self.is_running and bool(self._screen_stack) and self.screen is self.main
 
     def _terminal_keeps_up(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -183,7 +188,7 @@ class LpxtopApp(App[None], inherit_bindings=False):
         """Quit; while load runs, ask. While the run closes: do not wait for what is in flight."""
         if self._ending is not None:
             self._hurry.set()
-        elif self.screen is self.main and self.control.can("load") and running(self.main.view):
+        elif self._main_is_up() and self.control.can("load") and running(self.main.view):
             flying = self.main.view.load.in_flight
             text = f"{flying} requests in flight: stop the load and quit? y (or q) quits, any other key goes on"
             self.main.entry.question(text, self.close_run, also="q")
@@ -241,7 +246,7 @@ class LpxtopApp(App[None], inherit_bindings=False):
     def _tell_closing(self) -> None:
         flying = self.control.view().load.in_flight
         self.look.closing = f"stopping: {flying} requests are still in flight; q cuts them" if flying else "stopping"
-        if self.screen is self.main:
+        if self._main_is_up():
             self.main.frame()
 
     def _handle_exception(self, error: Exception) -> None:
@@ -255,7 +260,7 @@ class LpxtopApp(App[None], inherit_bindings=False):
 
     def on_key(self, event: events.Key) -> None:
         """Keys belong to the entry while it is open."""
-        if self.screen is self.main and self.main.entry.display:
+        if self._main_is_up() and self.main.entry.display:
             event.prevent_default()
             self.main.entry.key(event)
 
@@ -280,7 +285,7 @@ class LpxtopApp(App[None], inherit_bindings=False):
         """The palette lists every key of the screen."""
         for key in keymap.of_mode(self.main.MODE):
             if key.id != "palette":
-                yield SystemCommand(f"{key.label}  [{keymap.all_shown(key)}]", key.help, self._runs(key.action))
+                yield SystemCommand(f"{key.label}  ({keymap.all_shown(key)})", key.help, self._runs(key.action))
 
     def _runs(self, action: str) -> Callable[[], None]:
         def run() -> None:

@@ -23,7 +23,6 @@ class Look:
     message: str = ""
     closing: str = ""
     figures_ready: bool = True
-    rec_hint: bool = False
     scroll: dict[str, int] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
     figures: dict[str, tuple[object, list[Row]]] = field(default_factory=dict)

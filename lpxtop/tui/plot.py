@@ -247,9 +247,14 @@ def _log_axis(known: Sequence[float], top: float) -> Axis:
 
 def _ticks(axis: Axis, height: int, label: Callable[[float], str]) -> dict[int, str]:
     """Row → text, at the row nearest to the value: the ends, and as many between as there is room for."""
-    parts = 1 if height < 3 else 2 if height < 9 else 4
+    parts = 1 if height < 3 else 2 if height < 9 else _parts(axis)
     shares = [part / parts for part in range(parts + 1)] if height > 1 else [1.0]
     return {round((1 - share) * (height - 1)): label(axis.value(share)) for share in shares}
+
+
+def _parts(axis: Axis) -> int:
+    """Thirds of 1.5, 3 and 6, quarters of the rest: round values between the ends too."""
+    return 3 if any(abs(axis.top / 10.0**n - size) < 1e-9 for size in (1.5, 3, 6) for n in range(-4, 9)) else 4
 
 
 def _names(

@@ -212,7 +212,7 @@ def _native(roles: Mapping[str, Color]) -> bool:
 
 def _faded(roles: Mapping[str, Color]) -> Color:
     """What `dim` means in truecolor: readable everywhere, unlike the terminal's own dim."""
-    return roles["foreground"].blend(roles["background"], 0.38)
+    return roles["foreground"].blend(roles["background"], 0.33)
 
 
 def _theme(name: str, colors: Mapping[str, Color], *, dark: bool, ansi: bool) -> Theme:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import sys
 import termios
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,22 @@ def main() -> int:
         view = msgspec.structs.replace(view, phase="measure")
     control = kind(view)
 
+    async def watch_loop() -> None:
+        """How late a 5 ms sleep wakes, in ms."""
+        loop, late = asyncio.get_running_loop(), []
+        while not control.stopped.is_set():
+            due = loop.time() + 0.005
+            await asyncio.sleep(0.005)
+            if loop.time() > began + 3:
+                late.append((loop.time() - due) * 1000)
+        Path(options["stalls"]).write_text(" ".join(f"{ms:.2f}" for ms in late))
+
+    began = time.monotonic()
+
     async def session() -> None:
+        if "stalls" in options:
+            await watch_loop()
+            return
         if "noise" in options:
             os.write(2, b"native library says hello\n")
         if "crash" in options:

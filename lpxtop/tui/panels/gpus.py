@@ -11,6 +11,7 @@ from lpxtop.tui.plot import Trace, tick
 from lpxtop.tui.rows import Row, Span, bar, framed, line, pad
 
 STALE_S = 5.0
+_WIDE = 112
 NO_GPU = "no GPU is watched"
 _SPARK = " ▁▂▃▄▅▆▇█"
 
@@ -52,12 +53,12 @@ def _percent(value: float) -> str:
 
 
 def table(view: RunView, width: int, height: int, look: Look) -> list[Row]:
-    """One line a GPU, a head line from 100 columns on, and a sum for those that have no room."""
+    """One line a GPU, a head line where it is wide, and a sum for those that have no room."""
     if height < 1:
         return []
     if not view.gpus:
         return [line((f" GPU  {view.gpu_note or NO_GPU}", "label"))]
-    head = [_head(width)] if width >= 100 and height > min(len(view.gpus), 2) else []
+    head = [_head(width)] if width >= _WIDE and height > min(len(view.gpus), 2) else []
     room = height - len(head)
     start = min(look.scroll.get("gpu", 0), max(0, len(view.gpus) - room))
     shown = view.gpus[start : start + (room if len(view.gpus) <= room else room - 1)]
@@ -80,7 +81,7 @@ def _head(width: int) -> Row:
 def _row(gpu: GpuView, width: int) -> Row:
     if gpu.status != "ok":
         return line((f" GPU{gpu.index} {short_name(gpu.name)} ", "value"), (format.clean(gpu.status), "error"))
-    if width >= 100:
+    if width >= _WIDE:
         return _wide_row(gpu, width)
     cells = max(4, min(10, (width - 56) // 2))
     parts: list[str | Span] = [(f" GPU{gpu.index} ", "value"), *_share(gpu, cells)]
@@ -148,7 +149,7 @@ def _total(view: RunView, hidden: int) -> Row:
     power = f"   total {format.with_unit(sum(watts) / 1000, 'kW')}" if watts else ""
     throttled = sum(1 for gpu in view.gpus if gpu.throttle)
     held: tuple[Span, ...] = ((f"   ! {throttled} throttled", "warn"),) if throttled else ()
-    return line((f" +{hidden} GPUs (4, then z shows all)", "label"), (most, "value"), (power, "value"), *held)
+    return line((f" +{hidden} GPUs (4 z: all)", "label"), *held, (most, "value"), (power, "value"))
 
 
 def strip(gpu: GpuView, cells: int) -> str:

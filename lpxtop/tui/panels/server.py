@@ -5,7 +5,7 @@ from lpxtop.metrics.view import RunView, ServerView
 from lpxtop.tui.look import Look
 from lpxtop.tui.panels.chart import centred, draw
 from lpxtop.tui.plot import Trace
-from lpxtop.tui.rows import Row, Span, beside, framed, line
+from lpxtop.tui.rows import Row, Span, beside, framed, line, width_of
 
 _STALE_S = 10.0
 NO_SERVER = "the server's own metrics are not known (no /metrics found)"
@@ -15,7 +15,8 @@ def one_line(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     """A line per server."""
     if not view.servers:
         return [line((f" server  {NO_SERVER}", "label"))][:height]
-    return [line((" server ", "label"), *_figures(server)) for server in view.servers][:height]
+    rows = [line((" server ", "label"), *_figures(server)) for server in view.servers][:height]
+    return [row if width_of(row) <= width else row[:-2] for row in rows]
 
 
 def _figures(server: ServerView) -> list[str | Span]:

@@ -5,6 +5,7 @@ anything: the screen does.
 """
 
 import math
+import re
 
 from lpxtop import format
 from lpxtop.metrics.view import LoadView, RunView
@@ -13,6 +14,7 @@ from lpxtop.tui.panels.states import ended, mode_of
 from lpxtop.tui.rows import Row, Span, fit, line, pad, width_of
 
 NAME_WIDTH = 6
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?|\.\d{1,6}")
 
 
 def is_open(load: LoadView) -> bool:
@@ -77,11 +79,10 @@ def _amount(text: str, value: float, limit: float) -> float:
     if text == "max":
         return limit
     operator, rest = (text[:1], text[1:]) if text[:1] in ("+", "-", "x", "*", "/") else ("", text)
-    try:
-        number = float(rest)
-    except ValueError:
-        raise ValueError("a number like 32, or +8, -4, x2, /2, max") from None
-    if not math.isfinite(number) or (operator in ("x", "*", "/") and number <= 0):
+    if not _NUMBER.fullmatch(rest):
+        raise ValueError("a number like 32, or +8, -4, x2, /2, max")
+    number = float(rest)
+    if operator in ("x", "*", "/") and number <= 0:
         raise ValueError("a number above 0")
     match operator:
         case "+":

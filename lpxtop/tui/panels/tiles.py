@@ -12,7 +12,7 @@ from lpxtop.tui.panels.server import whole
 from lpxtop.tui.panels.states import failures, load_word, mode_of
 from lpxtop.tui.rows import Row, Span, beside, line, pad
 
-_NAME, _CELL = 10, 8
+_NAME, _CELL, _RATE = 10, 8, 13
 TABLE = _NAME + 4 * _CELL
 
 
@@ -28,7 +28,7 @@ def lines(view: RunView, width: int, height: int, look: Look) -> list[Row]:
     rest = width - TABLE - 3
     if rest < 76:
         return beside([(table, TABLE), (rates, rest)], height, gap)
-    return beside([(table, TABLE), (rates, 40), (_trust(view), rest - 43)], height, gap)
+    return beside([(table, TABLE), (rates, 38), (_trust(view), rest - 41)], height, gap)
 
 
 def _narrow(view: RunView, table: list[Row], width: int, height: int) -> list[Row]:
@@ -69,7 +69,7 @@ def _latencies(view: RunView) -> list[Row]:
         _quantiles("TPOT ms", window.tpot, format.milliseconds),
     ]
     if view.load.mode != "closed" and view.level is not None:
-        rows.insert(1, _quantiles("from due", view.level.ttft_due, format.milliseconds))
+        rows.insert(1, _quantiles("due,level", view.level.ttft_due, format.milliseconds))
     return rows
 
 
@@ -108,17 +108,18 @@ def _errors(view: RunView) -> tuple[Span, ...]:
 
 def _rates(view: RunView, width: int) -> list[Row]:
     window = view.window
+    ok = format.count(view.load.done.get("ok", 0))
     rows = [
-        line(("out ", "label"), (pad(_output(view), 16), "value"), ("in ", "label"),
+        line(("out ", "label"), (pad(_output(view), _RATE), "value"), ("in ", "label"),
              (format.with_unit(window.input_tokens_per_s, "tok/s"), "value")),
-        line(("req ", "label"), (pad(format.with_unit(window.requests_per_s, "/s"), 16), "value"), *_errors(view)),
-        line(("ok  ", "label"), (pad(f"{format.count(view.load.done.get('ok', 0))} since start", 16), "value"),
-             ("failed ", "label"), (format.count(failures(view)), "value")),
+        line(("req ", "label"), (pad(format.with_unit(window.requests_per_s, "/s"), _RATE), "value"), *_errors(view)),
+        line(("all ", "label"), (pad(f"{ok} ok", _RATE), "value"),
+             (f"{format.count(failures(view))} failed", "error" if failures(view) else "value")),
         _since(view),
     ]  # fmt: skip
     if view.slo:
-        goodput = format.with_unit(window.goodput_requests_per_s, "req/s")
-        rows.insert(3, line(("SLO ", "label"), (pad(f"good {goodput}", 16), "value"), (", ".join(view.slo), "label")))
+        good = format.with_unit(window.goodput_requests_per_s, "/s")
+        rows.insert(3, line(("SLO ", "label"), (pad(f"good {good}", _RATE), "value"), (", ".join(view.slo), "label")))
     return rows
 
 
@@ -131,7 +132,7 @@ def _since(view: RunView) -> Row:
     if not level.settled:
         steady: Span = ("settling", "label")
     elif level.steady is None:
-        steady = ("too short to judge", "label")
+        steady = ("too short", "label")
     else:
         steady = ("steady", "good") if level.steady else ("NOT STEADY", "warn")
     return line(

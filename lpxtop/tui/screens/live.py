@@ -155,6 +155,7 @@ class LiveScreen(Screen[None]):
 
     def on_paste(self, event: events.Paste) -> None:
         """Pasted text is for an open entry, or for nobody."""
+        event.stop()
         if self.entry.display:
             self.entry.paste(event.text)
 
