@@ -285,6 +285,47 @@ def report(file: str, kind: str, debug: bool) -> int:
     return EXIT_OK
 
 
+class _TwoSides(click.Command):
+    """Keeps the `--` between the two sides, which click would swallow."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_BETWEEN if word == "--" else word for word in args])
+
+
+_BETWEEN = "\0--"
+
+
+@cli.command(cls=_TwoSides)
+@click.argument("files", nargs=-1, required=True, metavar="A B | A1 A2 … -- B1 B2 …")
+@click.option("--format", "-f", "kind", type=click.Choice(["text", "json", "markdown"]), default="text")
+@click.option("--fail-if", multiple=True, metavar="GATE", help="'p95 ttft > +10%': exit 1 when it holds.")
+@click.option("--meant", multiple=True, metavar="NAME", help="A difference that is meant: model, max tokens, …")
+@click.option("--seed", type=int, default=0, help="Of the resampling. [0]")
+@click.option("--debug", is_flag=True)
+def compare(files: tuple[str, ...], kind: Any, **flags: Any) -> int:
+    """Two recordings, or two sets of them, with intervals and a verdict; what differs comes first.
+
+    \b
+    lpxtop compare before.lpx.jsonl after.lpx.jsonl --fail-if 'p95 ttft > +10%'
+    lpxtop compare a1 a2 a3 a4 a5 -- b1 b2 b3 b4 b5
+    """
+    from lpxtop import comparing
+
+    middle = files.index(_BETWEEN) if _BETWEEN in files else len(files) // 2
+    if _BETWEEN not in files and len(files) != 2:
+        raise UsageError("which recordings are A and which are B?", "put -- between the two sides")
+    text, code = comparing.run(
+        files[:middle],
+        [name for name in files[middle:] if name != _BETWEEN],
+        output_format=kind,
+        fail_if=flags["fail_if"],
+        seed=flags["seed"],
+        meant=flags["meant"],
+    )
+    print(text.rstrip("\n"))
+    return code
+
+
 @cli.command()
 @click.argument("key", required=False)
 def explain(key: str | None) -> int:

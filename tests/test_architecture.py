@@ -17,14 +17,14 @@ LAYERS = {
     "load": 3, "probes": 3, "recording": 3, "metrics": 3, "sim": 3,
     "workers": 4, "session": 4, "playback": 4, "figures": 4,
     "sweep": 5, "verify": 5, "doctor": 5,
-    "tui": 6, "report": 6, "headless": 6,
-    "demo": 7, "launch": 7, "replaying": 7, "cli": 7, "__main__": 7,
+    "tui": 6, "report": 6, "headless": 6, "comparison_report": 6,
+    "demo": 7, "comparing": 7, "launch": 7, "replaying": 7, "cli": 7, "__main__": 7,
 }  # fmt: skip
 """Layer of each module or package directly under lpxtop."""
 
 SAME_LAYER = {
     ("config", "errors"), ("session", "workers"), ("planning", "config"), ("cli", "launch"), ("cli", "demo"),
-    ("cli", "replaying"), ("__main__", "cli"), ("replaying", "launch"),
+    ("cli", "replaying"), ("cli", "comparing"), ("__main__", "cli"), ("replaying", "launch"),
 }  # fmt: skip
 """Imports within a layer that are meant."""
 
