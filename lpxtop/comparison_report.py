@@ -132,18 +132,28 @@ def _level(level: LevelResult) -> list[str]:
     measured = " and ".join(format.duration(seconds) for seconds in level.seconds)
     blocks = "" if level.blocks is None else f" · {level.blocks} blocks of {level.block_s} s"
     lines = [_fit(f"{load(level.load)} · {ended} requests · measured {measured}{blocks}")]
+    shared = _shared_reason(level)
     lines.append(f"  {_HEADS[0]:<22}{_HEADS[1]:>9}{_HEADS[2]:>9}{_HEADS[3]:>14}{_HEADS[4]:>19}  {_HEADS[5]}")
     for row in level.rows:
-        lines += _row_lines(row)
+        lines += _row_lines(row, "" if row.why == shared else row.why)
+    if shared:
+        lines += _wrap("~ undecided: ", shared)
     return lines
 
 
-def _row_lines(row: Row) -> list[str]:
+def _shared_reason(level: LevelResult) -> str:
+    """The reason that most rows give, said once below them."""
+    reasons = [row.why for row in level.rows if row.verdict == "undecided" and row.why]
+    most = max(reasons, key=reasons.count, default="")
+    return most if 2 * reasons.count(most) > len(level.rows) else ""
+
+
+def _row_lines(row: Row, reason: str) -> list[str]:
     start = (
         f"{_MARKS[row.verdict]} {name(row):<22}{value(row, row.a):>9}{value(row, row.b):>9}"
         f"{change(row):>14}{interval(row):>19}  "
     )
-    why = f" ({row.why})" if row.why not in ("", "not comparable") else ""
+    why = f" ({reason})" if reason else ""
     wrapped = textwrap.wrap(f"{row.verdict}{why}", max(WIDTH - len(start), 20))
     return [start + wrapped[0], *(" " * len(start) + more for more in wrapped[1:])]
 

@@ -204,9 +204,8 @@ def _prompt_length(a: Sequence[RunSample], b: Sequence[RunSample]) -> Difference
 
 
 def _mean_prompt(run: RunSample) -> float | None:
-    total, ok = run.summary["tokens"]["input"], run.summary["requests"]["ok"]
-    if total is not None and ok:
-        return float(total) / float(ok)
+    if run.input_lengths:
+        return sum(run.input_lengths) / len(run.input_lengths)
     planned = run.prompts.get("tokens")
     return float(planned) if isinstance(planned, int | float) else None
 

@@ -5,7 +5,7 @@ runs differ from each other, and says so. Must not read recordings or format tex
 """
 
 from collections.abc import Collection, Sequence
-from math import exp, inf, log, log1p
+from math import ceil, exp, inf, log, log1p
 from statistics import NormalDist, median
 from typing import Literal
 
@@ -31,7 +31,7 @@ ALPHA = 0.05
 MIN_RUNS = 5
 MIN_BLOCKS = 20
 FEW_BLOCKS = 5
-DRAWS = 1000
+DRAWS = 500
 LATENCIES = ("ttft", "ttft_due", "itl", "icl", "tpot", "e2e")
 _LINEAR = ("error_rate",)
 _RATES: dict[str, tuple[str, str | None]] = {
@@ -244,7 +244,7 @@ def _bootstrapped(
         return [_undecided(row, "too short") for row in rows], None, None
     pools = [Pool(side) for side in sides]
     longest = max((level.figures.get(("e2e", "p50")) or 0.0) / 1000 for level in [*a, *b])
-    block_s = max(pool.block_s(longest) for pool in pools)
+    block_s = ceil(sum(pool.block_s(longest) for pool in pools) / 2)
     blocks = min(pool.blocks(block_s) for pool in pools)
     if blocks < FEW_BLOCKS:
         return [_undecided(row, f"too short: {blocks} blocks of {block_s} s") for row in rows], block_s, blocks

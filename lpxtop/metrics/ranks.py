@@ -91,7 +91,7 @@ def hodges_lehmann(a: Sequence[float], b: Sequence[float], confidence: float = 0
     normal approximation for large groups). With few runs the interval is as wide as the differences go."""
     differences = sorted(y - x for x in a for y in b)
     pairs = len(differences)
-    cut = _critical(len(a), len(b), (1 - confidence) / 2)
+    cut = max(0, _critical(len(a), len(b), (1 - confidence) / 2) - 1)
     return median(differences), differences[cut], differences[pairs - 1 - cut]
 
 

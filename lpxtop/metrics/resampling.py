@@ -75,9 +75,10 @@ class Pool:
         if not len(values):
             return found
         logs = np.log(np.maximum(values, 1e-9))
+        small = weights.astype(np.float32)  # counts: exact up to 2**24, and half the memory to move
         step = max(1, _CHUNK // len(values))
         for first in range(0, len(weights), step):
-            reached = np.cumsum(weights[first : first + step][:, cells], axis=1)
+            reached = np.cumsum(small[first : first + step].take(cells, axis=1), axis=1)
             for row, below in enumerate(reached):
                 if below[-1] > 0:
                     places = np.searchsorted(below, np.ceil(below[-1] * np.asarray(ranks) - 1e-9))

@@ -43,11 +43,13 @@ class LevelSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `levels` by ("concurrency", 16) or ("rate", 2.5); `output_lengths` of whole answers, in tokens."""
+    """One run. `levels` by ("concurrency", 16) or ("rate", 2.5); `input_lengths` and
+    `output_lengths` of whole answers, in tokens."""
 
     label: str
     summary: dict[str, Any]
     levels: dict[tuple[str, float], LevelSample]
+    input_lengths: list[int]
     output_lengths: list[int]
     drivers: tuple[str, ...] = ()
     power_limits: tuple[float | None, ...] = ()
@@ -125,6 +127,7 @@ class Sampler:
     def __init__(self) -> None:
         self.state = RunState(exact=True)
         self._levels: dict[int, _Seconds] = {}
+        self._input_lengths: list[int] = []
         self._output_lengths: list[int] = []
         self._drivers: set[str] = set()
 
@@ -157,11 +160,17 @@ class Sampler:
         end_part = state.timeline.at(end)[0]
         streamed = not is_buffered(event, stream)
         self._ended(event, end, self._level(end_part), streamed)
-        if event.outcome == "ok" and event.output_tokens is not None:
-            self._output_lengths.append(event.output_tokens)
+        if event.outcome == "ok":
+            self._lengths(event)
         level = None if part is None else self._level(part)
         if level is not None and event.sent is not None:
             self._times(event, level, streamed, inside=part == end_part)
+
+    def _lengths(self, event: Finished) -> None:
+        if event.input_tokens is not None:
+            self._input_lengths.append(event.input_tokens)
+        if event.output_tokens is not None:
+            self._output_lengths.append(event.output_tokens)
 
     def _ended(self, event: Finished, end: int, level: _Seconds | None, streamed: bool) -> None:
         if level is None:
@@ -254,6 +263,7 @@ class Sampler:
             label=label,
             summary=summary(state),
             levels=self._samples(),
+            input_lengths=self._input_lengths,
             output_lengths=self._output_lengths,
             power_limits=tuple(limits),
             gpu_names=tuple(str(gpu.get("name", "?")) for gpu in inventory),
