@@ -6,7 +6,8 @@ from typing import Literal
 from lpxtop import comparison_report, format
 from lpxtop.errors import EXIT_GATE_FAILED, EXIT_OK, UsageError
 from lpxtop.metrics import comparability, gates
-from lpxtop.metrics.compare import LATENCIES, Comparison, LevelResult, Row, compare
+from lpxtop.metrics.compare import compare
+from lpxtop.metrics.comparison import LATENCIES, Comparison, LevelResult, Row
 from lpxtop.metrics.gates import Gate, Outcome
 from lpxtop.metrics.samples import PERCENTILES, RunSample, Sampler
 from lpxtop.recording.reader import Recording

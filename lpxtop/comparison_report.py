@@ -12,7 +12,7 @@ import msgspec
 
 from lpxtop import format
 from lpxtop.metrics.comparability import Difference
-from lpxtop.metrics.compare import Comparison, LevelResult, Row
+from lpxtop.metrics.comparison import Comparison, LevelResult, Row
 from lpxtop.metrics.definitions import BY_KEY
 from lpxtop.metrics.gates import Outcome
 

@@ -184,7 +184,7 @@ def test_another_experiment_is_not_comparable(what, changes):
             "server",
             {"negotiated": {"ignore_eos": True, "server_kind": "SGLang"}},
             "vLLM 1",
-            "vLLM 2",
+            "SGLang",
         ),
         ("change", {"tags": {"change": "fp8"}}, "not known", "fp8"),
     ],
