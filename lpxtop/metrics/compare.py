@@ -41,7 +41,10 @@ def compare(
     found = comparability.differences(a, b, meant)
     loads, only = _loads(a, b)
     reasons = [f"{row.what} differs ({row.a} and {row.b})" for row in found if row.effect == "blocks"]
-    if not loads:
+    watched = [run.label for run in [*a, *b] if run.summary["run"].get("kind") == "watch"]
+    if watched:
+        reasons.append(f"{watched[0]} only watched: it has no requests of its own")
+    elif not loads:
         reasons.append("there is no load level that every run has")
     by_runs = min(len(a), len(b)) >= MIN_RUNS
     measured = [_measure(load, a, b, by_runs, seed + place) for place, load in enumerate(loads)]

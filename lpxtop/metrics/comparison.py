@@ -1,4 +1,4 @@
-"""The records of a comparison: figures with differences, levels, the whole. Must not compute, but for a shift's scale."""
+"""The records of a comparison: figures, levels, the whole. Must not compute more than the scale of a shift."""
 
 from math import exp, log, log1p
 from typing import Literal

@@ -217,6 +217,12 @@ def test_levels_are_aligned_by_load_and_the_rest_is_named():
     assert found.only == ((("concurrency", 8.0),), (("concurrency", 16.0),))
 
 
+def test_a_watch_has_nothing_to_compare():
+    """A recording without requests of its own is named as such."""
+    found = compare([made_with()], [sampled([header(kind="watch")], "night.jsonl")])
+    assert "night.jsonl only watched: it has no requests of its own" in found.reasons
+
+
 def test_output_lengths_that_differ_block():
     """Kolmogorov-Smirnov by hand: 1 1 2 2 against 2 2 3 3 is 0.5; sessions of 4 and 6 tokens are told apart."""
     assert comparability.ks_distance([1, 1, 2, 2], [2, 2, 3, 3]) == 0.5
