@@ -160,7 +160,7 @@ def test_open_loop_has_ttft_from_due_and_the_slo():
     shown = text(tiles.lines(OPEN_LOOP, 120, 5, Look()))
 
     assert re.search(r"due,level +150 +240 +435 +614", shown)
-    assert "ttft<500ms,tpot<50ms" in shown
+    assert "good –           ttft<500ms,tpot<50ms" in shown
 
 
 def test_failures_are_a_word_and_a_share():

@@ -119,7 +119,8 @@ def _rates(view: RunView, width: int) -> list[Row]:
     ]  # fmt: skip
     if view.slo:
         good = format.with_unit(window.goodput_requests_per_s, "/s")
-        rows.insert(3, line(("SLO ", "label"), (pad(f"good {good}", _RATE), "value"), (", ".join(view.slo), "label")))
+        terms = ",".join(view.slo).replace(" ", "")
+        rows.insert(3, line(("good", "label"), (pad(f" {good}", _RATE), "value"), (terms, "label")))
     return rows
 
 
