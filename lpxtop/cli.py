@@ -3,6 +3,7 @@
 stdout has one owner: the summary, unless `--json -` or `--out -` took it; then the summary goes to stderr.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from lpxtop import __version__
-from lpxtop.errors import EXIT_INTERRUPTED, EXIT_OK, LpxtopError, UsageError
+from lpxtop.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LpxtopError, UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -19,6 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main() -> None:
     """The `lpxtop` command. Prints an error as one or two lines and exits with its code."""
     debug = "--debug" in sys.argv
+    _make_streams_safe()
     try:
         code = cli.main(standalone_mode=False, prog_name="lpxtop")
     except click.exceptions.Abort:
@@ -43,6 +45,16 @@ def main() -> None:
         print("  run again with --debug for the traceback, and please report it", file=sys.stderr)
         code = 70
     sys.exit(code if isinstance(code, int) else EXIT_OK)
+
+
+def _make_streams_safe() -> None:
+    """A narrow encoding or a closed descriptor must not cost the summary of a run."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process's life
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 # --- flags ---------------------------------------------------------------------------------------------------------
@@ -362,8 +374,10 @@ def _launch_of(url: str, flags: dict[str, Any], *, kind: str) -> Any:
         environment = config.load_env_file(flags["env_file"], environment)
     defaults = config.file_defaults(environment, DEFAULTABLE)
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
-    settings = _converted(defaults) | given
+    settings = _converted(defaults, environment.warnings) | given
     target = config.parse_target(url, model=settings.get("model"), api=settings.get("api"))
+    config.check_side_url("--metrics", settings.get("metrics"))
+    config.check_side_url("--gpu", settings.get("gpu"))
     settings["proxy"], proxy_auth = config.split_proxy(settings.get("proxy"), environment)
     secrets = config.secrets_for(
         target,
@@ -398,51 +412,84 @@ def _launch_of(url: str, flags: dict[str, Any], *, kind: str) -> Any:
     )
 
 
-def _converted(defaults: dict[str, Any]) -> dict[str, Any]:
-    """Values from files and the environment, through the same types as the flags."""
+def _converted(defaults: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """Values from files and the environment, through the same types as the flags; a bad one is named and left out."""
     types = {option.name: option for option in run.params}
     converted: dict[str, Any] = {}
     for name, value in defaults.items():
         option = types.get(name)
         if option is None:
             continue
+        one_of_many = getattr(option, "multiple", False) and isinstance(value, str)
         try:
-            converted[name] = option.type_cast_value(click.Context(run), value)
-        except click.BadParameter as error:
-            raise UsageError(f"setting {name}: {error.message}") from None
+            converted[name] = option.type_cast_value(click.Context(run), [value] if one_of_many else value)
+        except (click.BadParameter, LpxtopError, TypeError, ValueError) as error:
+            reason = getattr(error, "message", None) or str(error)
+            warnings.append(f"setting {name.replace('_', '-')} = {str(value)[:60]!r} is left out: {reason}")
     return converted
 
 
+_PRIVATE_FLAGS = ("--header", "--proxy", "--extra-body", "--system")
+
+
 def _redacted_command() -> list[str]:
-    """The command line as it may be recorded: header values and proxies' passwords left out."""
+    """The command line as it may be recorded: without header values, prompt text, or what a URL may hide."""
+    from lpxtop.config import without_secrets
+
     kept: list[str] = []
     hide = False
     for word in sys.argv[1:]:
-        flag, equals, _ = word.partition("=")
-        secret = flag in ("--header", "--proxy", "--extra-body")
-        kept.append("…" if hide else f"{flag}=…" if secret and equals else word)
-        hide = secret and not equals
+        flag, equals, value = word.partition("=")
+        private = flag in _PRIVATE_FLAGS
+        if hide:
+            kept.append("…")
+        elif equals and flag.startswith("--"):
+            kept.append(f"{flag}={'…' if private else without_secrets(value)}")
+        else:
+            kept.append(without_secrets(word))
+        hide = private and not equals and not hide
     return ["lpxtop", *kept]
 
 
 def _report(started: Any, outcome: Any) -> int:
-    """Print the summary where it belongs and say where the recording is."""
+    """Print the summary where it belongs and say where the recording is. One output that fails spoils no other."""
     from lpxtop import report as reports
 
-    if started.outputs.json == "-":
-        sys.stdout.buffer.write(reports.to_json(outcome.summary))
-        sys.stdout.buffer.flush()
-    elif started.outputs.json:
-        Path(started.outputs.json).write_bytes(reports.to_json(outcome.summary))
+    code = int(outcome.exit_code)
     where = sys.stderr if started.outputs.stdout_taken else sys.stdout
-    print(reports.text(outcome.summary), file=where)
+    problems = [_attempt("the summary", lambda: print(reports.text(outcome.summary), file=where, flush=True))]
+    if started.outputs.json is not None:
+        problems.append(
+            _attempt(f"--json {started.outputs.json}", lambda: _write_json(started, reports.to_json(outcome.summary)))
+        )
     if outcome.problem:
-        print(f"lpxtop: the run ended before its time: {outcome.problem}", file=sys.stderr)
+        problems.append(f"the run ended before its time: {outcome.problem}")
+    problems += outcome.sink_problems
     recording = outcome.recording
     if recording.state == "failed":
-        print(
-            f"lpxtop: recording stopped: {recording.error}; {recording.path} is readable up to there", file=sys.stderr
-        )
-    elif recording.path:
+        problems.append(f"recording stopped: {recording.error}; {recording.path} is readable up to there")
+    found = [problem for problem in problems if problem]
+    for problem in found:
+        print(f"lpxtop: {problem}", file=sys.stderr)
+    if recording.path and recording.state != "failed":
         print(f"recording: {recording.path}", file=sys.stderr)
-    return int(outcome.exit_code)
+    return code or (EXIT_USAGE if any("could not be written" in problem for problem in found) else EXIT_OK)
+
+
+def _write_json(started: Any, data: bytes) -> None:
+    if started.outputs.json == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        Path(started.outputs.json).write_bytes(data)
+
+
+def _attempt(what: str, write: Callable[[], None]) -> str | None:
+    """None, or why the output could not be written."""
+    try:
+        write()
+    except BrokenPipeError:
+        return None
+    except OSError as error:
+        return f"{what} could not be written: {error.strerror or error}"
+    return None

@@ -101,6 +101,24 @@ def parse_target(url: str, *, model: str | None = None, api: str | None = None) 
     return Target(url=base, model=model, api="completions" if api == "completions" else "chat")
 
 
+def without_secrets(word: str) -> str:
+    """A word of a command line without a URL's user info, query and fragment."""
+    scheme, separator, rest = word.partition("://")
+    if not separator:
+        return word
+    address = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = address.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def check_side_url(flag: str, text: str | None) -> None:
+    """Raises UsageError for a --metrics or --gpu URL that carries a password: it would be recorded and shown."""
+    if text and "://" in text and "@" in text.partition("://")[2].partition("/")[0]:
+        raise UsageError(
+            f"{flag}: the URL carries a user name or password", "leave it out; --header reaches the API only"
+        )
+
+
 def _shown(text: str) -> str:
     """A URL for a message, without what may be a password."""
     return text.rpartition("@")[2][:200]

@@ -4,6 +4,7 @@ Must not parse flags (cli does) or decide what numbers mean.
 """
 
 import asyncio
+import hashlib
 import os
 import platform
 import ssl
@@ -24,6 +25,7 @@ from lpxtop.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TARGET, LpxtopError, T
 from lpxtop.events.records import SCHEMA, Header
 from lpxtop.events.stream import EventSink, EventSource
 from lpxtop.load.negotiate import PreFlight, preflight
+from lpxtop.metrics import slo
 from lpxtop.metrics.state import RunState
 from lpxtop.metrics.view import RecordingView
 from lpxtop.plan import Negotiated, Network, Plan, Secrets
@@ -31,6 +33,8 @@ from lpxtop.recording.writer import LineSink, RecordingWriter, default_path
 from lpxtop.session import Session
 from lpxtop.workers import Fleet
 
+SAME_SECOND = 50
+"""How many runs may begin in one second and still find a name."""
 SPARE_DESCRIPTORS = 48
 """Open files of a process beyond its streams."""
 
@@ -129,7 +133,7 @@ def make_header(launch: Launch, plan: Plan, found: PreFlight | None, origin_ns: 
         kind=launch.kind,
         host=_host(),
         target=target,
-        plan=msgspec.to_builtins(plan),
+        plan=_recordable(plan),
         negotiated=msgspec.to_builtins(negotiated),
         prompts=found.prompts if found else {},
         slo=list(plan.slo),
@@ -137,6 +141,17 @@ def make_header(launch: Launch, plan: Plan, found: PreFlight | None, origin_ns: 
         simulated=launch.simulated,
         command=list(launch.command),
     )
+
+
+def _recordable(plan: Plan) -> dict[str, Any]:
+    """The plan without text: a system prompt as its length and hash, of an extra body the names."""
+    found: dict[str, Any] = msgspec.to_builtins(plan)
+    if plan.prompts.system is not None and not plan.record_text:
+        digest = hashlib.sha256(plan.prompts.system.encode()).hexdigest()[:16]
+        found["prompts"]["system"] = f"{len(plan.prompts.system)} characters, sha256 {digest}"
+    if plan.sampling.extra_body and not plan.record_text:
+        found["sampling"]["extra_body"] = dict.fromkeys(plan.sampling.extra_body, "…")
+    return found
 
 
 def _host() -> dict[str, Any]:
@@ -197,6 +212,7 @@ class Recorder:
     def __init__(self, launch: Launch, model: str | None) -> None:
         self._launch, self._model = launch, model
         self._writer: RecordingWriter | None = None
+        self._lines: LineSink | None = None
 
     def opens(self) -> list[Callable[[Header], Awaitable[EventSink]]]:
         wanted: list[Callable[[Header], Awaitable[EventSink]]] = []
@@ -214,8 +230,16 @@ class Recorder:
         return default_path(directory, self._launch.clock.wall_ns(), self._model or self._launch.kind)
 
     async def _open_recording(self, header: Header) -> EventSink:
-        self._writer = await RecordingWriter.create(self.path(), header)
-        return self._writer
+        path = self.path()
+        for _ in range(SAME_SECOND):
+            try:
+                self._writer = await RecordingWriter.create(path, header)
+                return self._writer
+            except UsageError:
+                if self._launch.outputs.record is not None or not path.exists():
+                    raise
+                path = self.path()  # another run began in the same second
+        raise UsageError(f"no free name for the recording beside {path}", "use --record FILE")
 
     async def _open_lines(self, header: Header) -> EventSink:
         out = self._launch.outputs.out
@@ -224,9 +248,17 @@ class Recorder:
             if out == "-"
             else os.open(str(out), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
         )
-        sink = LineSink(descriptor)
-        sink.event(header)
-        return sink
+        self._lines = LineSink(descriptor)
+        self._lines.event(header)
+        return self._lines
+
+    def problems(self) -> list[str]:
+        """What went wrong with the event lines of --out."""
+        lines, out = self._lines, self._launch.outputs.out
+        if lines is None:
+            return []
+        found = [f"--out {out} stopped: {lines.error}"] if lines.error else []
+        return found + ([f"--out {out}: {lines.dropped} frames of arrivals were left out"] if lines.dropped else [])
 
     def view(self) -> RecordingView:
         if self._writer is None:
@@ -246,6 +278,7 @@ class Outcome:
     exit_code: int
     recording: RecordingView
     problem: str | None = None  # what ended the run before its time
+    sink_problems: list[str] = field(default_factory=list)
 
 
 def run(launch: Launch) -> Outcome:
@@ -258,6 +291,7 @@ def prepare(launch: Launch) -> tuple[Session, Recorder]:
     _check_terminal(launch)
     launch.outputs.check()
     _check_output_paths(launch.outputs)
+    slo.parse_all(launch.plan.slo)
     _check_descriptors(launch.plan)
     plan, found = check_target(launch)
     confirm_busy(launch, found.busy)
@@ -334,6 +368,8 @@ def _check_output_paths(outputs: Outputs) -> None:
         directory = Path(path).parent
         if not directory.is_dir():
             raise UsageError(f"{flag} {path}: the directory {directory} does not exist", f"mkdir -p {directory}")
+        if Path(path).is_dir():
+            raise UsageError(f"{flag} {path} is a directory", "name a file in it")
         if flag != "--json" and Path(path).exists():
             raise UsageError(f"{flag} {path} exists", "lpxtop never overwrites a recording; choose another name")
 
@@ -347,6 +383,7 @@ def _finish(launch: Launch, session: Session, recorder: Recorder) -> Outcome:
         exit_code=code or _exit_code(session),
         recording=recorder.view(),
         problem=session.problem,
+        sink_problems=recorder.problems(),
     )
 
 

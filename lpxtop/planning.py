@@ -1,5 +1,6 @@
 """Settings (flags, environment, files, all by flag name) to a frozen plan. Must not read anything itself."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ DEFAULTABLE = frozenset(_SETTINGS.split())
 """Settings that a configuration file or a `LPXTOP_…` variable may give."""
 
 
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an answer: beyond any model's context, and what a mistyped zero must not ask for."""
+
+
 def make_plan(target: Target, settings: dict[str, Any]) -> Plan:
     """The plan for `target`. Absent settings take the plan's own defaults. Raises UsageError for contradictions."""
+    _check_numbers(settings)
     return Plan(
         target=target,
         sampling=_sampling(settings),
@@ -33,6 +39,15 @@ def make_plan(target: Target, settings: dict[str, Any]) -> Plan:
         tags=_tags(settings.get("tag", ())),
         **_renamed(settings, workers="workers", settle_s="settle"),
     )
+
+
+def _check_numbers(settings: dict[str, Any]) -> None:
+    for name in ("rate", "temperature", "top_p"):
+        if settings.get(name) is not None and not math.isfinite(settings[name]):
+            raise UsageError(f"--{name.replace('_', '-')} {settings[name]} is not a finite number")
+    for name in ("max_tokens", "prompt_tokens"):
+        if settings.get(name) is not None and settings[name] > MOST_TOKENS:
+            raise UsageError(f"--{name.replace('_', '-')} is more than {MOST_TOKENS:,}")
 
 
 def _renamed(settings: dict[str, Any], **names: str) -> dict[str, Any]:

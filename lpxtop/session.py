@@ -114,10 +114,14 @@ class Session:
         return event
 
     def _is_over(self, event: AnyEvent) -> bool:
+        """Whether the last load process is gone. One that ends first takes the others along: a process with no share
+        of the load never reaches its own deadline, and half a fleet is not the load that was asked for."""
         if isinstance(event, Source) and event.kind == "load" and event.state in ("left", "failed"):
             self._running_load -= 1
             if event.state == "failed":
                 self.reason, self.problem = "failed", event.text
+            if self._fleet is not None and (event.state == "failed" or self.plan.stop.duration_s is not None):
+                self._fleet.send(commands.Stop(drain_s=self.plan.stop.drain_s))
         return self._fleet is not None and self._running_load <= 0
 
     async def _stop_after_duration(self) -> None:

@@ -15,6 +15,8 @@ from lpxtop.metrics import definitions
 from lpxtop.metrics.distribution import Counts, add, bucket_quantiles, histogram, merged, pack, unpack
 from lpxtop.metrics.view import LevelView
 
+LEAST_SETTLE_US = 500_000
+"""A level that drains from a higher one waits at least this long after it has come down."""
 FREEZE_AFTER_US = 30_000_000
 """How long after its end a level still takes late events."""
 SECOND_US = 1_000_000
@@ -230,6 +232,20 @@ class Timeline:
             self._push(Part(event.t, "settle", event.level))
         self._push(Part(event.t + settle_us, "steady", event.level))
         level.steady_from = event.t + settle_us
+
+    def still_draining(self, t: int) -> None:
+        """More is in flight than the level asks for, left from a higher one: the level has not begun to settle."""
+        level, begin = self.current, t + max(self.settle_us, LEAST_SETTLE_US)
+        last = self.parts[-1]
+        if level is None or level.steady_from is None or last.kind != "steady" or begin <= last.start:
+            return
+        self.parts.pop()
+        if self.parts[-1].kind != "settle" or self.parts[-1].level != level.index:
+            self._push(Part(last.start, "settle", level.index))
+        self._push(Part(begin, "steady", level.index))
+        level.steady_from = begin
+        if level.steady_us == 0:
+            level.from_us = begin
 
     def _end_stretch(self, t: int) -> None:
         """Close what the phase before was measuring; a stretch that had not begun by `t` never was."""

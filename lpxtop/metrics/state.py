@@ -283,6 +283,8 @@ class RunState:
 
     def _load_sample(self, event: LoadSample) -> None:
         self.load.sample(event)
+        if event.target is not None and event.in_flight > event.target:
+            self.timeline.still_draining(event.t)
         if (slot := self._slot(event.t)) is not None:
             self.load.to_slot(slot, event)
         if self.client_totals is not None and self.timeline.at(event.t)[0].kind in ("settle", "steady", "drain"):

@@ -34,6 +34,7 @@ class Recording:
         self.growing = growing  # still being written by us: a pipe that is spooled
         self._bad_lines = 0
         self._tail_bytes = 0
+        self._after_end = 0
         self._ended = False
         major, minor = header.schema
         self._newer = (major, minor) > SCHEMA
@@ -50,7 +51,7 @@ class Recording:
 
     def __iter__(self) -> Iterator[AnyEvent]:
         """Every event, the header first, in file order."""
-        self._bad_lines = self._tail_bytes = 0
+        self._bad_lines = self._tail_bytes = self._after_end = 0
         self._ended = False
         return self.events_from(0)
 
@@ -73,6 +74,7 @@ class Recording:
         except codec.CodecError:
             self._bad_lines += 1
             return None
+        self._after_end += self._ended
         if line.startswith(b'{"k":"end"'):
             self._ended = True
         return event
@@ -89,6 +91,8 @@ class Recording:
             found.append(f"{self._bad_lines} damaged line{'s' if self._bad_lines > 1 else ''} left out")
         if self._tail_bytes:
             found.append(f"the last line is torn ({self._tail_bytes} bytes left out)")
+        if self._after_end:
+            found.append("there are events after its end: several recordings in one file are read as one session")
         if not self._ended:
             found.append("the recording has no end: it was cut off, or is still being written")
         return found

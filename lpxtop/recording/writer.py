@@ -31,7 +31,12 @@ CLOSE_S = 5.0
 
 def default_path(directory: Path, wall_ns: int, label: str) -> Path:
     """A fresh name in `directory` (made 0700): time in UTC, then what was loaded."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"recordings go to {directory}, which cannot be made: {error.strerror}", "use --record FILE or --no-record"
+        ) from None
     stamp = datetime.datetime.fromtimestamp(wall_ns / 1e9, datetime.UTC).strftime("%Y-%m-%dT%H-%M-%S")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", label.rpartition("/")[2]).strip("-.")[:40] or "session"
     path = directory / f"{stamp}-{name}.lpx.jsonl"
@@ -180,14 +185,14 @@ class LineSink:
         self._queued = 0
         self._wake = threading.Condition()
         self._closed = False
-        self._broken = False
+        self.error: str | None = None
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
         self._thread.start()
 
     def event(self, event: AnyEvent) -> None:
         """Queue one line; beyond 64 MiB of backlog `arrivals` are dropped and counted."""
-        if self._broken:
+        if self.error is not None:
             return
         if isinstance(event, Arrivals) and self._queued > PIPE_BYTES:
             self.dropped += 1
@@ -219,6 +224,6 @@ class LineSink:
                 rest = memoryview(block)
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
-            except OSError:
-                self._broken = True
+            except OSError as error:
+                self.error = error.strerror or str(error)
                 return

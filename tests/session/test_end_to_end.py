@@ -286,3 +286,93 @@ def test_too_few_open_files_is_not_blamed_on_the_server(url, tmp_path):
     assert done.returncode == 2
     assert "this shell allows 64" in done.stderr
     assert "ulimit" in done.stderr
+
+
+def test_more_load_processes_than_requests_in_flight_still_end(url, tmp_path):
+    """Processes without a share of the load end with the others when the duration is over."""
+    done, summary, _ = run_json(
+        url, tmp_path, "-c", "2", "--workers", "4", "-d", "1s", "--warmup", "500ms", "--max-tokens", "8", timeout=20
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert summary["requests"]["ok"] > 2
+
+
+def test_nothing_private_of_the_command_line_is_recorded(url, tmp_path):
+    """A query's key, a system prompt, an extra body and a header's value are in no line of the recording."""
+    done, _, record = run_json(
+        f"{url}/v1?api_key=canary-query", tmp_path, "-n", "1", "--max-tokens", "4", "--system", "canary-system",
+        "--extra-body", '{"user": "canary-user"}', "--header", "X-A: canary-header",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "canary" not in record.read_text()
+    header = json.loads(record.read_bytes().splitlines()[0])
+    assert header["plan"]["sampling"]["extra_body"] == {"user": "…"}
+    assert header["plan"]["prompts"]["system"].startswith("13 characters, sha256 ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--slo", "ttft<<5"], "ttft<<5"),
+        (["--slo", "foo<5ms"], "foo"),
+        (["--metrics", "http://u:canary@h/metrics"], "password"),
+        (["--rate", "inf"], "finite"),
+        (["--temperature", "nan"], "finite"),
+        (["--prompt-tokens", "100000000"], "more than"),
+        (["--json", "/tmp"], "directory"),
+    ],
+)
+def test_mistakes_are_found_before_any_load(url, tmp_path, flags, says):
+    """Terms, numbers and paths that cannot be meant end with 2 before a request is sent."""
+    before = len(truth(url))
+
+    done = lpxtop("run", url, "--headless", "--gpu", "off", "-n", "1", *flags, home=tmp_path)
+
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "canary" not in done.stderr
+    assert len(truth(url)) == before
+
+
+def test_outputs_that_fail_do_not_take_the_summary_with_them(url, tmp_path):
+    """A --json that cannot be written is said with 2; the summary is printed, also to a narrow encoding."""
+    done = lpxtop("run", url, "--headless", "--gpu", "off", "-n", "2", "--max-tokens", "4", "--no-record",
+                  "--json", "/dev/full", home=tmp_path, env={"PYTHONIOENCODING": "ascii"})  # fmt: skip
+
+    assert done.returncode == 2
+    assert "2 due ? 2 ok" in done.stdout
+    assert "--json /dev/full could not be written: No space left on device" in done.stderr
+
+
+def test_runs_of_the_same_second_find_their_own_names(url, tmp_path):
+    """Three runs begun at once leave three recordings."""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "lpxtop", "run", url, "--headless", "--gpu", "off", "-n", "2", "--max-tokens", "4",
+             "--yes"],
+            cwd=ROOT, env=environment(tmp_path), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    errors = [run.communicate(timeout=30)[1] for run in runs]
+
+    assert [run.returncode for run in runs] == [0, 0, 0], errors
+    assert len(list((tmp_path / "state" / "lpxtop" / "recordings").glob("*.jsonl"))) == 3
+
+
+def test_a_settings_file_with_wrong_types_is_said_and_left_out(url, tmp_path):
+    """A bad setting is a warning with its name; a single text for a repeatable flag is one entry."""
+    (tmp_path / "config" / "lpxtop").mkdir(parents=True)
+    (tmp_path / "config" / "lpxtop" / "lpxtop.toml").write_text(
+        'extra-body = 3\nworkers = [1]\nconcurrency = 0\nslo = "ttft<5s"\n'
+    )
+
+    done, summary, _ = run_json(url, tmp_path, "-n", "2", "--max-tokens", "4")
+
+    assert done.returncode == 0, done.stderr
+    for name in ("extra-body", "workers", "concurrency"):
+        assert f"setting {name}" in done.stderr
+    assert summary["slo"]["attainment"] == 1.0
