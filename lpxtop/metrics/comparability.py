@@ -67,7 +67,8 @@ def _power(run: RunSample) -> Any:
 
 def _clocks(run: RunSample) -> Any:
     gpus = run.summary["run"].get("gpus") or []
-    known = {gpu.get("sm_clock_max_mhz") for gpu in gpus if isinstance(gpu, dict)} - {None}
+    clocks = [gpu.get("sm_clock_max_mhz") for gpu in gpus if isinstance(gpu, dict)]
+    known = {clock for clock in clocks if clock is not None}
     return "/".join(f"{clock} MHz" for clock in sorted(known)) or None
 
 

@@ -4,6 +4,7 @@ The figures are those of the summary, from the same state; the samples only serv
 Must not compare anything.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ class _Seconds:
         names = [name for name in self.sums if name not in ("energy", "good")]
         names += ["energy"] if self.sums["energy"] and self.energy_known else []
         names += ["good"] if judged else []
-        columns = {name: column(name) for name in names}
+        columns: dict[str, Sequence[float]] = {name: column(name) for name in names}
         if not trusted:
             columns["tokens"] = columns["usage_tokens"]
         return Stretch(
