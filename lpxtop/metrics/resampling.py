@@ -79,10 +79,11 @@ class Pool:
         step = max(1, _CHUNK // len(values))
         for first in range(0, len(weights), step):
             reached = np.cumsum(small[first : first + step].take(cells, axis=1), axis=1)
-            for row, below in enumerate(reached):
-                if below[-1] > 0:
-                    places = np.searchsorted(below, np.ceil(below[-1] * np.asarray(ranks) - 1e-9))
-                    found[first + row] = logs[np.minimum(places, len(logs) - 1)]
+            for column, rank in enumerate(ranks):
+                target = np.ceil(reached[:, -1] * np.float64(rank) - 1e-9)
+                places = (reached < target[:, None]).sum(axis=1)
+                found[first : first + step, column] = logs[np.minimum(places, len(logs) - 1)]
+            found[first : first + step][reached[:, -1] <= 0] = np.nan
         return found
 
     def _of_gaps(self, key: str, ranks: Sequence[float], weights: Floats) -> Floats:

@@ -11,7 +11,7 @@ from lpxtop.metrics import comparability
 from lpxtop.metrics.compare import compare
 from lpxtop.metrics.samples import Sampler
 
-SINGLE = {"users": 4, "ttft_ms": 250.0, "gap_ms": 100.0, "tokens": 4, "tau_s": 0.7}
+SINGLE = {"users": 3, "ttft_ms": 250.0, "gap_ms": 100.0, "tokens": 4, "tau_s": 0.7}
 """A load whose noise remembers for less than a second: 200 s of it are more than 20 blocks."""
 SHORT = {"users": 4, "gap_ms": 60.0, "tokens": 4, "tau_s": 0.7, "spread": 0.05, "jitter": 0.1}
 """15 s of it leave as much noise in a median as some minutes of `SINGLE` do."""
