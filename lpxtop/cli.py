@@ -3,6 +3,7 @@
 stdout has one owner: the summary, unless `--json -` or `--out -` took it; then the summary goes to stderr.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -469,10 +470,11 @@ def _report(started: Any, outcome: Any) -> int:
     if recording.state == "failed":
         problems.append(f"recording stopped: {recording.error}; {recording.path} is readable up to there")
     found = [problem for problem in problems if problem]
-    for problem in found:
-        print(f"lpxtop: {problem}", file=sys.stderr)
-    if recording.path and recording.state != "failed":
-        print(f"recording: {recording.path}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        for problem in found:
+            print(f"lpxtop: {problem}", file=sys.stderr)
+        if recording.path and recording.state != "failed":
+            print(f"recording: {recording.path}", file=sys.stderr)
     return code or (EXIT_USAGE if any("could not be written" in problem for problem in found) else EXIT_OK)
 
 

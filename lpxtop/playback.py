@@ -62,7 +62,7 @@ class Playback:
     def view(self) -> RunView:
         player = self._player
         replay = ReplayView(
-            path=str(self._recording.path),
+            path=self._recording.name,
             position_us=player.position_us,
             start_us=player.start_us,
             end_us=player.end_us,

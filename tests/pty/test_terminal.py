@@ -72,6 +72,7 @@ def test_a_signal_closes_the_session_and_gives_the_terminal_back(name, tmp_path)
     closed = tmp_path / "closed"
     with Terminal("live", f"closed={closed}") as terminal:
         terminal.until("LIVE")
+        terminal.read(0.5)  # the first frame can be there a moment before the session has begun
         terminal.signal(number)
 
         assert terminal.wait() == 128 + number
