@@ -10,8 +10,8 @@ import datetime
 import errno
 import os
 import re
+import select
 import threading
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import aiofiles
 import msgspec
 
 from lpxtop.errors import UsageError
-from lpxtop.events import codec
-from lpxtop.events.records import AnyEvent, Arrivals, Header, Keyframe, Mark
+from lpxtop.events.records import AnyEvent, End, Header, Keyframe, Mark
+from lpxtop.recording.backlog import Backlog
 
 FLUSH_S = 0.25
 SYNC_S = 10.0
@@ -52,12 +52,12 @@ class RecordingWriter:
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._file = path, file
-        self._queue: deque[bytes] = deque()
-        self._queued = 0  # bytes waiting
-        self._offset = 0  # of the next line to be queued
+        self._backlog = Backlog(QUEUE_BYTES)
         self._good = 0  # bytes of whole lines that are in the file
         self._last_keyframe: int | None = None
-        self._dropped = 0
+        self._last_t = 0
+        self._paused = False
+        self._missed = 0  # events of a pause that no line tells of yet
         self._error: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -65,54 +65,64 @@ class RecordingWriter:
     @classmethod
     async def create(cls, path: Path, header: Header) -> "RecordingWriter":
         """Open a new file, write the header and sync it. Raises UsageError when that is impossible."""
-
-        def opener(name: str, _flags: int) -> int:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            return os.open(name, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
-
         try:
-            file = await aiofiles.open(path, "ab", buffering=0, opener=opener)
-            writer = cls(path, file)
-            writer.event(header)
-            await writer._drain()
-            await writer._sync()
+            file = await aiofiles.open(path, "ab", buffering=0, opener=_open_new)
         except FileExistsError:
             raise UsageError(f"the recording {path} exists", "lpxtop never overwrites; choose another name") from None
         except OSError as error:
-            raise UsageError(
-                f"the recording {path} cannot be written: {error.strerror}", "use --record FILE or --no-record"
-            ) from None
+            raise _unusable(path, error) from None
+        writer = cls(path, file)
+        try:
+            writer.event(header)
+            await writer._drain()
+            await writer._sync()
+        except OSError as error:
+            await file.close()
+            await asyncio.to_thread(path.unlink, missing_ok=True)  # ours, and it holds nothing
+            raise _unusable(path, error) from None
+        await asyncio.to_thread(_sync_directory, path.parent)
         writer._task = asyncio.create_task(writer._run())
         return writer
 
     # --- the sink ----------------------------------------------------------------------------------------------
 
     def event(self, event: AnyEvent) -> None:
-        """Queue one line. When the disk cannot keep up, `arrivals` are dropped and counted, nothing else."""
+        """Queue one line. When the disk cannot keep up, `arrivals` are dropped and counted, nothing that ends a
+        request. Never raises, never waits."""
         if self._error is not None or self._closing.is_set():
             return
-        if isinstance(event, Arrivals) and self._queued > QUEUE_BYTES:
-            self._dropped += 1
+        if self._paused and not isinstance(event, End):
+            self._missed += 1
+            return
+        if self._missed:
+            self._mark_gap(event.t)
+        self._last_t = event.t
+        if not self._backlog.accepts(event):
             return
         if isinstance(event, Keyframe):
-            event = msgspec.structs.replace(event, offset=self._offset, prev=self._last_keyframe)
-            self._last_keyframe = self._offset
-        elif self._dropped and not isinstance(event, Arrivals) and self._queued < QUEUE_BYTES // 2:
-            self._note_dropped(event.t)
-        self._append(codec.encode(event))
+            self._backlog.put_unsaid(event.t)
+            offset = self._backlog.end
+            event = msgspec.structs.replace(event, offset=offset, prev=self._last_keyframe)
+            self._last_keyframe = offset
+        self._backlog.put(event)
 
-    def _note_dropped(self, t: int) -> None:
-        text = f"{self._dropped} frames of arrivals were not recorded: the disk was too slow"
-        self._dropped = 0
-        self._append(codec.encode(Mark(t=t, text=text, level="warn", code="arrivals_dropped")))
+    def pause(self) -> None:
+        """Record nothing until `resume`; only `end` is still written."""
+        self._paused = True
 
-    def _append(self, line: bytes) -> None:
-        self._queue.append(line)
-        self._queued += len(line)
-        self._offset += len(line)
+    def resume(self) -> None:
+        """Record again. The next line says how much was not recorded, and since when; a keyframe should follow soon."""
+        self._paused = False
+
+    def _mark_gap(self, t: int) -> None:
+        text = f"recording was off for {(t - self._last_t) / 1e6:.1f} s; {self._missed} events are missing"
+        self._missed = 0
+        self._backlog.put(Mark(t=t, text=text, level="warn", code="recording_gap"))
 
     async def close(self) -> None:
         """Write what is queued, sync, close."""
+        if self._error is None:
+            self._backlog.put_unsaid(self._last_t)
         self._closing.set()
         if self._task is not None:
             await self._task
@@ -120,8 +130,9 @@ class RecordingWriter:
             await self._file.close()
 
     def status(self) -> tuple[str, Path, int, str | None]:
-        """(on or failed, path, bytes, reason)."""
-        return ("on" if self._error is None else "failed"), self._path, self._good, self._error
+        """(on, paused or failed; path; bytes; reason)."""
+        state = "failed" if self._error is not None else "paused" if self._paused else "on"
+        return state, self._path, self._good, self._error
 
     # --- the disk ----------------------------------------------------------------------------------------------
 
@@ -138,42 +149,61 @@ class RecordingWriter:
                     last_sync = asyncio.get_running_loop().time()
             except (OSError, ValueError) as error:
                 await self._fail(error)
-            if closing and not self._queue:
+            if closing and not self._backlog:
                 return
 
     async def _drain(self) -> None:
-        while self._queue:
-            block = b"".join(self._queue)
-            self._queue.clear()
-            self._queued = 0
-            rest = memoryview(block)
-            while rest:
-                written = await self._file.write(rest)
-                rest = rest[written:]
-            self._good += len(block)
-        if not self._path.exists():
-            raise FileNotFoundError(errno.ENOENT, "the file or its directory is gone")
+        """Write all whole lines that wait. Raises OSError; `_good` then counts those that are in the file."""
+        while self._backlog:
+            block = b"".join(self._backlog.take())
+            done = 0
+            try:
+                while done < len(block):
+                    done += await self._file.write(memoryview(block)[done:])
+            finally:
+                self._good += done if done == len(block) else block.rfind(b"\n", 0, done) + 1
+        await asyncio.to_thread(_check_place, self._path, self._file.fileno())
 
     async def _sync(self) -> None:
         await asyncio.to_thread(getattr(os, "fdatasync", os.fsync), self._file.fileno())
 
     async def _fail(self, error: Exception) -> None:
-        """Keep what is whole, say why, let the run go on."""
+        """Keep what is whole, say why, let the run go on. The file is cut by its descriptor: at its path there may
+        be another one by now."""
         self._error = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        self._queue.clear()
-        self._queued = 0
+        self._backlog.take()
         with contextlib.suppress(OSError, ValueError):
-            size = os.fstat(self._file.fileno()).st_size
-            keep = self._good + _whole_lines(self._path, self._good, size)
-            await asyncio.to_thread(os.truncate, self._path, keep)
-            self._good = keep
+            await asyncio.to_thread(os.ftruncate, self._file.fileno(), self._good)
 
 
-def _whole_lines(path: Path, start: int, size: int) -> int:
-    """Bytes of whole lines after `start`."""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(size - start).rfind(b"\n") + 1
+def _open_new(name: str, _flags: int) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(name, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    reason = error.strerror or str(error)
+    return UsageError(f"the recording {path} cannot be written: {reason}", "use --record FILE or --no-record")
+
+
+def _check_place(path: Path, descriptor: int) -> None:
+    """Raises FileNotFoundError when the open file is no longer the one at its path: nobody would find it."""
+    try:
+        same = os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise FileNotFoundError(errno.ENOENT, "the file or its directory is gone")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the new name last through a power loss, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class LineSink:
@@ -181,12 +211,10 @@ class LineSink:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._queue: deque[bytes] = deque()
-        self._queued = 0
+        self._backlog = Backlog(PIPE_BYTES)
         self._wake = threading.Condition()
         self._closed = False
         self.error: str | None = None
-        self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
         self._thread.start()
 
@@ -194,14 +222,15 @@ class LineSink:
         """Queue one line; beyond 64 MiB of backlog `arrivals` are dropped and counted."""
         if self.error is not None:
             return
-        if isinstance(event, Arrivals) and self._queued > PIPE_BYTES:
-            self.dropped += 1
-            return
-        line = codec.encode(event)
         with self._wake:
-            self._queue.append(line)
-            self._queued += len(line)
-            self._wake.notify()
+            if self._backlog.accepts(event):
+                self._backlog.put(event)
+                self._wake.notify()
+
+    @property
+    def dropped(self) -> int:
+        """Frames of arrivals left out so far."""
+        return self._backlog.dropped
 
     async def close(self) -> None:
         """Give the reader a few seconds to take the rest."""
@@ -213,17 +242,25 @@ class LineSink:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._queue and not self._closed:
+                while not self._backlog and not self._closed:
                     self._wake.wait()
-                if not self._queue:
+                if not self._backlog:
                     return
-                block = b"".join(self._queue)
-                self._queue.clear()
-                self._queued = 0
+                lines = self._backlog.take()
             try:
-                rest = memoryview(block)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                _write_all(self._descriptor, b"".join(lines))
             except OSError as error:
                 self.error = error.strerror or str(error)
                 return
+
+
+def _write_all(descriptor: int, block: bytes) -> None:
+    """Write it however long the other side takes, also where somebody made the descriptor non-blocking."""
+    rest = memoryview(block)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            ready = select.poll()
+            ready.register(descriptor, select.POLLOUT)
+            ready.poll()

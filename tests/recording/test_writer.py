@@ -1,5 +1,6 @@
 """Writing recordings: whole lines, private, never over another file, and never in the way of the run."""
 
+import asyncio
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lpxtop.errors import UsageError
+from lpxtop.events import codec
 from lpxtop.events.records import Arrivals, End, Finished, Header, Keyframe, Mark
 from lpxtop.recording import writer as writing
 from lpxtop.recording.reader import Recording
@@ -162,19 +164,174 @@ def test_a_full_disk_leaves_whole_lines_and_a_reason(tmp_path):
 def test_kill_9_at_any_moment_leaves_whole_lines(tmp_path):
     """Twenty writers killed at random moments: every recording opens and its times are 0, 1, 2, … without a hole."""
     draw = random.Random(5)
-    for attempt in range(20):
-        path = tmp_path / f"{attempt}.jsonl"
-        process = subprocess.Popen(
-            [sys.executable, "-c", script(limit=0, count=10**7), str(path)], stdout=subprocess.PIPE, text=True
-        )
-        process.stdout.readline()
-        time.sleep(draw.uniform(0.0, 0.7))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    command = [sys.executable, "-c", script(limit=0, count=10**7)]
+    lengths = []
+    for batch in range(5):
+        paths = [tmp_path / f"{batch}-{number}.jsonl" for number in range(4)]
+        writers = [subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True) for path in paths]
+        for process in writers:
+            process.stdout.readline()
+        for process in writers:
+            time.sleep(draw.uniform(0.0, 0.2))
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
+        for path in paths:
+            times = [event.t for event in Recording.open(str(path))][1:]
+            assert times == list(range(len(times)))
+            lengths.append(len(times))
 
-        times = [event.t for event in Recording.open(str(path))][1:]
-        assert times == list(range(len(times)))
+    assert max(lengths) > 1000
+
+
+def test_a_full_file_system_leaves_whole_lines_and_a_reason(tmp_path):
+    """On a file system of 64 KiB that is really full: the same, and the reason is the system's own."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "lpxtop-test", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs privileges")
+    try:
+        path = tmp_path / "full.jsonl"
+        done = subprocess.run([sys.executable, "-c", script(limit=0, count=2000), str(path)],
+                              capture_output=True, text=True, timeout=30, check=True)  # fmt: skip
+
+        assert done.stdout.splitlines()[-1] == "failed No space left on device"
+        data = path.read_bytes()
+        assert 50_000 < len(data) <= 65_536
+        assert data.endswith(b"\n")
+        assert [event.t for event in Recording.open(str(path))][1:] == list(range(data.count(b"\n") - 1))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_header_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path):
+    """A disk without room for the header: a usage error before the run, and no empty recording left behind."""
+    path = tmp_path / "none.jsonl"
+
+    done = subprocess.run([sys.executable, "-c", script(limit=40, count=1), str(path)], capture_output=True, text=True)
+
+    assert "UsageError" in done.stderr
+    assert "cannot be written: File too large" in done.stderr
+    assert not path.exists()
+
+
+async def test_a_file_put_in_its_place_is_left_alone(tmp_path):
+    """Another file under the recording's name: the recording stops with a reason and the other file keeps its bytes."""
+    path = tmp_path / "a.jsonl"
+    writer = await RecordingWriter.create(path, HEADER)
+    path.rename(tmp_path / "moved.jsonl")
+    path.write_text("precious, and not ours")
+    writer.event(Mark(t=1, text="x"))
+    await writer.close()
+
+    assert writer.status()[0] == "failed"
+    assert path.read_text() == "precious, and not ours"
+    assert list(Recording.open(str(tmp_path / "moved.jsonl"))) == [HEADER, Mark(t=1, text="x")]
+
+
+async def test_a_pause_is_written_down(tmp_path):
+    """While paused nothing is recorded; the first line after it says for how long and how many events are missing."""
+    path = tmp_path / "a.jsonl"
+    writer = await RecordingWriter.create(path, HEADER)
+    writer.event(Mark(t=1_000_000, text="before"))
+    writer.pause()
+    assert writer.status()[0] == "paused"
+    for number in range(7):
+        writer.event(Mark(t=1_500_000 + number, text="unseen"))
+    writer.resume()
+    writer.event(Mark(t=3_500_000, text="after"))
+    await writer.close()
+
+    recording = Recording.open(str(path))
+    before, gap, after = list(recording)[1:]
+    assert (before.text, after.text) == ("before", "after")
+    assert (gap.t, gap.code) == (3_500_000, "recording_gap")
+    assert gap.text == "recording was off for 2.5 s; 7 events are missing"
+    assert len(list(recording)) == 4
+
+
+async def test_the_end_is_recorded_even_while_paused(tmp_path):
+    """A run that ends while recording is off leaves a finished recording that tells of its gap."""
+    path = tmp_path / "a.jsonl"
+    writer = await RecordingWriter.create(path, HEADER)
+    writer.pause()
+    writer.event(Mark(t=1, text="unseen"))
+    writer.event(End(t=2_000_000, reason="done"))
+    await writer.close()
+
+    gap, end = list(Recording.open(str(path)))[1:]
+    assert gap.code == "recording_gap"
+    assert isinstance(end, End)
+
+
+async def test_an_event_that_has_no_line_becomes_a_mark(tmp_path):
+    """Text that is not Unicode never raises into the run; the recording says what is missing and goes on."""
+    path = tmp_path / "a.jsonl"
+    writer = await RecordingWriter.create(path, HEADER)
+    writer.event(Finished(t=5, id=0, slot=0, due=0, outcome="stream_error", error="\ud800"))
+    writer.event(End(t=6, reason="done"))
+    await writer.close()
+
+    mark, end = list(Recording.open(str(path)))[1:]
+    assert (mark.t, mark.code) == (5, "event_unwritable")
+    assert "finished" in mark.text
+    assert isinstance(end, End)
+
+
+async def test_losses_are_told_before_the_end(tmp_path, monkeypatch):
+    """When the disk never catches up, the loss is still written down, before `end`; keyframes make room too."""
+    monkeypatch.setattr(writing, "QUEUE_BYTES", 500)
+    path = tmp_path / "a.jsonl"
+    writer = await RecordingWriter.create(path, HEADER)
+    for number in range(50):
+        writer.event(Arrivals(t=number, slot=[0], n=[20], gap=list(range(20))))
+    writer.event(Keyframe(t=50, state={}))
+    writer.event(End(t=51, reason="done"))
+    await writer.close()
+
+    events = list(Recording.open(str(path)))
+    kept = sum(isinstance(event, Arrivals) for event in events)
+    assert events[-2].text.startswith(f"{50 - kept} frames")
+    assert isinstance(events[-1], End)
+    assert not any(isinstance(event, Keyframe) for event in events)
+
+
+async def test_lines_go_through_a_descriptor_that_does_not_block():
+    """A pipe that somebody made non-blocking and that is full for a while still gets every line."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    sink = LineSink(write_end)
+    events = [Mark(t=number, text="x" * 1000) for number in range(300)]
+    for event in events:
+        sink.event(event)
+
+    def read_slowly():
+        got = b""
+        while got.count(b"\n") < len(events):
+            got += os.read(read_end, 50_000)
+        return got
+
+    got = await asyncio.to_thread(read_slowly)
+    await sink.close()
+
+    assert [codec.decode(line) for line in got.splitlines()] == events
+    assert (sink.error, sink.dropped) == (None, 0)
+    os.close(read_end)
+    os.close(write_end)
+
+
+async def test_a_reader_that_went_away_is_told():
+    """Nobody at the other end of the pipe: events are taken without complaint, and the reason can be read."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    sink = LineSink(write_end)
+    sink.event(Mark(t=1, text="x"))
+    await sink.close()
+    sink.event(Mark(t=2, text="y"))
+
+    assert sink.error == "Broken pipe"
+    os.close(write_end)
 
 
 async def test_lines_to_a_reader_that_stalls_do_not_stall_the_session(tmp_path, monkeypatch):
