@@ -342,11 +342,52 @@ def compare(files: tuple[str, ...], kind: Any, **flags: Any) -> int:
 @cli.command()
 @click.argument("key", required=False)
 def explain(key: str | None) -> int:
-    """What a number means: formula, unit, which requests count. Without KEY: all of them."""
+    """What a number means, or what an error text means and what to do. Without KEY: every number.
+
+    \b
+    lpxtop explain ttft
+    lpxtop explain "CUDA driver version is insufficient for CUDA runtime version"
+    """
+    from lpxtop.doctor import explain_error
     from lpxtop.metrics import definitions
 
-    print(definitions.explain(key))
+    known = key is None or key in definitions.BY_KEY
+    answer = None if known or key is None else explain_error(key)
+    print(answer or definitions.explain(key))
     return EXIT_OK
+
+
+@cli.command()
+@click.argument("url", required=False)
+@click.option("--model", "-m")
+@click.option("--api-key-env", metavar="NAME")
+@click.option("--only", multiple=True, metavar="ID", help="These checks, or those whose ids begin so: gpu, endpoint.")
+@click.option("--skip", multiple=True, metavar="ID")
+@click.option("--format", "-f", "kind", type=click.Choice(["text", "json", "markdown"]), default="text")
+@click.option("--debug", is_flag=True)
+def doctor(url: str | None, kind: str, **flags: Any) -> int:
+    """Check this host, and an endpoint when URL is given: PASS, WARN, FAIL or SKIP, each with what to do. Read-only."""
+    from lpxtop import config
+    from lpxtop import doctor as checks
+    from lpxtop.plan import Plan, Secrets
+
+    environment = config.Environment()
+    plan, secrets = None, Secrets()
+    if url is not None:
+        target = config.parse_target(url, model=flags["model"])
+        secrets = config.secrets_for(target, environment, key_variable=flags["api_key_env"])
+        plan = Plan(target=target)
+    text, code = checks.run(
+        url,
+        environment=environment,
+        secrets=secrets,
+        only=flags["only"],
+        skip=flags["skip"],
+        output_format=kind,
+        plan=plan,
+    )
+    print(text.rstrip("\n"))
+    return code
 
 
 # --- from flags to a launch ----------------------------------------------------------------------------------------
