@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from lpxtop.errors import RecordingError
-from lpxtop.recording.reader import Recording
+from lpxtop.recording.reader import read_header
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
@@ -47,12 +47,15 @@ def _entries(directory: Path) -> list[Entry]:
 
 
 def _entry(path: Path) -> Entry | None:
+    """None for what is not a recording, or cannot be read."""
     try:
-        header = Recording.open(str(path)).header
+        if not path.is_file():
+            return None
+        header = read_header(path)
         size = path.stat().st_size
-    except (RecordingError, OSError):
+        begun = datetime.datetime.fromtimestamp(header.wall_ns / 1e9, datetime.UTC)
+    except (RecordingError, OSError, ValueError, OverflowError):
         return None
-    begun = datetime.datetime.fromtimestamp(header.wall_ns / 1e9, datetime.UTC)
     model = header.target.get("model") or header.kind
     marked = " SIM" if header.simulated else ""
     return Entry(path, f"{begun:%Y-%m-%d %H:%M} {header.kind} {model}{marked}", size, header.wall_ns)

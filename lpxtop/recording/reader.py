@@ -4,69 +4,95 @@ A torn last line, bad lines and runs of NUL are counted and left out; what is wh
 refused; a newer minor is read as far as it is understood.
 """
 
-import contextlib
-import gzip
-import io
-import os
-import sys
-import tempfile
-import threading
-import zlib
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from lpxtop.errors import RecordingError
 from lpxtop.events import codec
-from lpxtop.events.records import SCHEMA, AnyEvent, Header, Unknown
+from lpxtop.events.records import SCHEMA, AnyEvent, End, Header, Mark, Unknown
+from lpxtop.recording.inputs import GZIP, ZSTD, Input, damage, open_input, open_stream
+from lpxtop.recording.lines import LINE_BYTES, PADDING, LineReader, last_newline, lines, tail
 
-BLOCK = 1 << 20
-LINE_BYTES = 16 << 20
 TAIL_BYTES = 1 << 18
-_PADDING = b"\0 \t\r"
+POLL_S = 0.05
+_LOSSES = frozenset({"arrivals_dropped", "recording_gap", "event_unwritable"})
 
 
 class Recording:
     """An open recording. `header` is its first event; `problems` says what was wrong with what has been read so far."""
 
-    def __init__(self, path: Path, header: Header, *, name: str, growing: bool = False) -> None:
-        self.path, self.header, self.name = path, header, name
-        self.growing = growing  # still being written by us: a pipe that is spooled
-        self._bad_lines = 0
-        self._tail_bytes = 0
-        self._after_end = 0
+    def __init__(self, source: Input, header: Header, name: str) -> None:
+        self._source, self.header, self.name = source, header, name
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._bad_lines = self._tail_bytes = self._after_end = self._losses = 0
         self._ended = False
-        major, minor = header.schema
-        self._newer = (major, minor) > SCHEMA
 
     @classmethod
     def open(cls, path: str) -> "Recording":
         """Open a file, or `-` for stdin. Raises RecordingError, saying why, for what cannot be read."""
-        if path == "-":
-            where, growing = spool(os.dup(sys.stdin.fileno())), True
-        else:
-            where, growing = _plain_file(Path(path)), False
+        source = open_input(path)
         name = "stdin" if path == "-" else path
-        return cls(where, _read_header(where, name, wait=growing), name=name, growing=growing)
+        return cls(source, _first_header(source, name), name)
+
+    @property
+    def path(self) -> Path:
+        """The plain file that is read: of a pipe or a packed recording a temporary one."""
+        return self._source.path
+
+    @property
+    def growing(self) -> bool:
+        """Whether more will come through the pipe."""
+        return self._source.spool is not None and not self._source.spool.done
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can come any more: the pipe was closed, or `end` has been read."""
+        return self._ended if self._source.spool is None else self._source.spool.done
 
     def __iter__(self) -> Iterator[AnyEvent]:
         """Every event, the header first, in file order."""
-        self._bad_lines = self._tail_bytes = self._after_end = 0
-        self._ended = False
+        self._start_over()
         return self.events_from(0)
 
     def events_from(self, offset: int) -> Iterator[AnyEvent]:
-        """Events of the whole lines at and after a byte offset that begins a line."""
+        """Events of the whole lines at and after a byte offset that begins a line. Of a pipe: waits for its end."""
         with self.path.open("rb") as file:
-            for _, line in lines(file, offset):
-                event = self.decode(line)
-                if event is not None:
+            reader = LineReader(file, offset)
+            more = True
+            while more:
+                more = self.growing  # asked before reading: what came before the end is read
+                yield from self._present(reader)
+                if more:
+                    time.sleep(POLL_S)
+            self._tail_bytes = file.seek(0, 2) - last_newline(file)
+
+    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[AnyEvent]:
+        """Every event, and those still being written, until `end` (of a pipe: its end). Waits with `sleep`."""
+        self._start_over()
+        with self.path.open("rb") as file:
+            reader = LineReader(file)
+            while True:
+                more = self.growing or self._source.spool is None
+                for event in self._present(reader):
                     yield event
-            self._tail_bytes = file.seek(0, os.SEEK_END) - _last_newline(file)
+                if not more or self._ended:
+                    return
+                await sleep(POLL_S)
+
+    def _present(self, reader: LineReader) -> Iterator[AnyEvent]:
+        while (found := reader.next()) is not None:
+            event = self.decode(found[1])
+            if event is not None:
+                yield event
 
     def decode(self, line: bytes) -> AnyEvent | None:
         """One line's event; None for blank lines, comments and what is no event (counted)."""
-        line = line.strip(_PADDING)
+        line = line.strip(PADDING)
         if not line or line[:1] == b"#":
             return None
         try:
@@ -75,22 +101,33 @@ class Recording:
             self._bad_lines += 1
             return None
         self._after_end += self._ended
-        if line.startswith(b'{"k":"end"'):
+        if isinstance(event, End):
             self._ended = True
+        elif isinstance(event, Mark) and event.code in _LOSSES:
+            self._losses += 1
         return event
 
     @property
     def problems(self) -> list[str]:
         """What a reader should know of what has been read: damage, an unfinished recording, a newer version."""
         found = []
-        if self._newer:
-            found.append(
-                f"written by a newer lpxtop (schema {_dotted(self.header.schema)}); unknown parts are left out"
-            )
+        spool = self._source.spool
+        if self.header.schema > SCHEMA:
+            newer = _dotted(self.header.schema)
+            found.append(f"written by a newer lpxtop (schema {newer}); unknown parts are left out")
+        if self._source.torn:
+            found.append("the packed file is torn or damaged; read as far as it could be unpacked")
+        if spool is not None and spool.error is not None:
+            found.append(f"the stream could not be kept any longer: {spool.error}")
         if self._bad_lines:
             found.append(f"{self._bad_lines} damaged line{'s' if self._bad_lines > 1 else ''} left out")
         if self._tail_bytes:
             found.append(f"the last line is torn ({self._tail_bytes} bytes left out)")
+        if self._losses:
+            places = f"{self._losses} place{'s' if self._losses > 1 else ''}"
+            found.append(
+                f"events are missing in {places}, as its marks say: the disk was too slow, or recording was off"
+            )
         if self._after_end:
             found.append("there are events after its end: several recordings in one file are read as one session")
         if not self._ended:
@@ -104,76 +141,63 @@ class Recording:
     def last_t(self) -> int:
         """The latest time in the last whole lines, µs; read from the tail alone."""
         with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            reach = TAIL_BYTES
-            while True:
-                start = max(0, size - reach)
-                file.seek(start)
-                tail = file.read(size - start)
-                whole = tail[: tail.rfind(b"\n") + 1].splitlines()[0 if start == 0 else 1 :]
-                times = [event.t for event in map(self._quietly, whole) if event is not None]
-                if times or start == 0:
-                    return max(times, default=self.header.t)
-                reach *= 4
+            for reach in (TAIL_BYTES, 16 * TAIL_BYTES, 2 * LINE_BYTES):
+                whole, is_all = tail(file, reach)
+                latest = max(_times(whole), default=None)
+                if latest is not None or is_all:
+                    return self.header.t if latest is None else latest
+            return max(_times(line for _, line in lines(file)), default=self.header.t)
 
-    @staticmethod
-    def _quietly(line: bytes) -> AnyEvent | None:
+
+def read_header(path: Path) -> Header:
+    """The header alone, of a plain or packed file; nothing else is read. Raises RecordingError."""
+    try:
+        with open_stream(path) as file:
+            header = _header_in(file, str(path))
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
+    except damage():
+        raise RecordingError(f"{path} is packed and damaged") from None
+    if header is None:
+        raise RecordingError(f"{path} holds no whole line")
+    return header
+
+
+def _times(whole: Iterator[bytes] | list[bytes]) -> Iterator[int]:
+    for line in whole:
         try:
-            return codec.decode(line.strip(_PADDING))
+            yield codec.decode(line.strip(PADDING)).t
         except codec.CodecError:
-            return None
+            continue
 
 
-def lines(file: BinaryIO, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of every whole line from `offset` on. A line beyond 16 MiB comes out as one that is no event."""
-    file.seek(offset)
-    rest = b""
-    start = offset
-    swallowed = 0
-    while block := file.read(BLOCK):
-        pieces = (rest + block).split(b"\n") if rest else block.split(b"\n")
-        rest = pieces.pop()
-        for piece in pieces:
-            yield start, (b"oversize" if swallowed else piece)
-            start += len(piece) + swallowed + 1
-            swallowed = 0
-        if len(rest) > LINE_BYTES:
-            swallowed += len(rest)
-            rest = b""
-
-
-def _last_newline(file: BinaryIO) -> int:
-    """Offset just behind the last LF."""
-    size = file.seek(0, os.SEEK_END)
-    position = size
-    while position > 0:
-        step = min(BLOCK, position)
-        position -= step
-        file.seek(position)
-        found = file.read(step).rfind(b"\n")
-        if found >= 0:
-            return position + found + 1
-    return 0
-
-
-def _read_header(path: Path, name: str, *, wait: bool) -> Header:
-    import time
-
-    deadline = time.monotonic() + 10.0
+def _first_header(source: Input, name: str) -> Header:
+    """Of a pipe: waits for the first line, as long as the other side takes (it may be asking for a password)."""
     while True:
-        with path.open("rb") as file:
-            for _, raw in lines(file):
-                line = raw.strip(_PADDING)
-                if line and line[:1] != b"#":
-                    return _header_of(line, name)
-            size = file.seek(0, os.SEEK_END)
-        if not wait or time.monotonic() > deadline:
+        more = source.spool is not None and not source.spool.done
+        with source.path.open("rb") as file:
+            header = _header_in(file, name)
+            if header is not None:
+                return header
+            size = file.seek(0, 2)
+        if not more:
             what = "is empty" if size == 0 else "holds no whole line"
             raise RecordingError(f"{name} {what}", "it is not a recording, or nothing had been written yet")
-        time.sleep(0.05)
+        time.sleep(POLL_S)
+
+
+def _header_in(file: BinaryIO, name: str) -> Header | None:
+    """The header; None when there is no whole line yet. Raises RecordingError when the first line is another."""
+    for _, raw in lines(file):
+        line = raw.strip(PADDING)
+        if line and line[:1] != b"#":
+            return _header_of(line, name)
+    return None
 
 
 def _header_of(line: bytes, name: str) -> Header:
+    if line.startswith((GZIP, ZSTD)):
+        raise RecordingError(f"{name} is packed", "unpack it on the way: zcat FILE | lpxtop replay -")
     try:
         event = codec.decode(line)
     except codec.CodecError:
@@ -193,68 +217,3 @@ def _header_of(line: bytes, name: str) -> Header:
 
 def _dotted(schema: tuple[int, ...] | list[int]) -> str:
     return ".".join(map(str, schema))
-
-
-# --- files that are not plain, and pipes ---------------------------------------------------------------------------
-
-
-def _plain_file(path: Path) -> Path:
-    """The file itself, or an unpacked temporary copy of a .gz or .zst."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-            if magic[:2] == b"\x1f\x8b":
-                return _unpacked(gzip.GzipFile(path))
-            if magic == b"\x28\xb5\x2f\xfd":
-                return _unpacked(_zstd(path))
-    except FileNotFoundError:
-        raise RecordingError(f"there is no file {path}", "lpxtop replay lists the recordings there are") from None
-    except OSError as error:
-        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from None
-    return path
-
-
-def _zstd(path: Path) -> io.BufferedIOBase:
-    try:
-        import zstandard
-    except ImportError:
-        raise RecordingError(f"{path} is packed with zstd", "pip install 'lpxtop[zstd]'") from None
-    frames = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True)
-    return cast(io.BufferedIOBase, frames)
-
-
-def _unpacked(source: io.BufferedIOBase) -> Path:
-    """Everything that can be unpacked; a torn end is left out."""
-    target = _temporary()
-    with target.open("wb") as file, source, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-        while block := source.read1(1 << 16):  # what is there, before a torn end raises
-            file.write(block)
-    return target
-
-
-def _temporary() -> Path:
-    """A private file that is removed at exit."""
-    import atexit
-
-    descriptor, name = tempfile.mkstemp(prefix="lpxtop-", suffix=".jsonl")
-    os.close(descriptor)
-    path = Path(name)
-    atexit.register(path.unlink, missing_ok=True)
-    return path
-
-
-def spool(descriptor: int) -> Path:
-    """Copy a pipe into a private file as it comes, by a thread: so that it can be sought in like any recording."""
-    target = _temporary()
-
-    def copy() -> None:
-        with (
-            os.fdopen(descriptor, "rb", buffering=0) as source,
-            target.open("wb", buffering=0) as file,
-            contextlib.suppress(OSError),
-        ):
-            while block := source.read(1 << 16):
-                file.write(block)
-
-    threading.Thread(target=copy, name="spool", daemon=True).start()
-    return target

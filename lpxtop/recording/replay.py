@@ -3,14 +3,15 @@
 File order is the order; nothing is re-sorted. Must not fold events or know what a screen shows.
 """
 
-import re
 from collections.abc import Iterator
-from typing import BinaryIO
 
 import msgspec
 
-from lpxtop.events.records import AnyEvent, Keyframe, LoadSample
-from lpxtop.recording.reader import BLOCK, Recording
+from lpxtop.events.records import FRAME_US, AnyEvent, Keyframe, LoadSample
+from lpxtop.recording.keyframes import KeyframeIndex
+from lpxtop.recording.lines import LineReader
+from lpxtop.recording.marks import MarkScan
+from lpxtop.recording.reader import Recording
 
 CHART_WINDOW_US = 310_000_000
 """Keyframes this far back are needed to restore the charts."""
@@ -18,9 +19,6 @@ IDLE_US, IDLE_KEPT_US = 5_000_000, 1_000_000
 MAX_LINES = 4000
 """Lines handed out by one `advance`, so that a frame never waits."""
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
-_TIME = re.compile(rb'"t":(-?\d+)')
-_KEYFRAME = b'{"k":"keyframe"'
-_TRAILER = re.compile(rb'"offset":(\d+)(?:,"prev":(\d+))?\}\s*$')
 
 
 class Seek(msgspec.Struct):
@@ -35,14 +33,12 @@ class Player:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._file: BinaryIO = recording.path.open("rb")
-        self._offset = 0  # of the next line to be read
-        self._rest = b""
-        self._lines: list[tuple[int, bytes]] = []  # whole lines read ahead, last first
+        self._file = recording.path.open("rb")
+        self._lines = LineReader(self._file)
         self._next: AnyEvent | None = None
         self._last_ns: int | None = None
-        self._keyframes: list[tuple[int, int]] = []  # (t, offset), in file order
-        self._keyframes_to = -1
+        self._keyframes = KeyframeIndex(recording.path)
+        self._scan = MarkScan(recording.path)
         self._end_us = recording.last_t()
         self._end_size = 0
         self.start_us = recording.header.t
@@ -52,7 +48,6 @@ class Player:
         self.follow = False
         self.skip_idle = True
         self.note: str | None = None
-        self.marks: list[tuple[int, str]] = []
 
     def close(self) -> None:
         """Let the file go."""
@@ -81,11 +76,9 @@ class Player:
         """The events that are due by now."""
         elapsed = 0 if self._last_ns is None else now_ns - self._last_ns
         self._last_ns = now_ns
-        if self.follow:
-            return self._take_until(self.end_us)
-        if not self.playing:
+        if not self.playing and not self.follow:
             return []
-        if self.speed == 0:
+        if self.follow or self.speed == 0:
             return self._take_until(None)
         events = self._take_until(self.position_us + round(elapsed * self.speed / 1000))
         self._skip_idle()
@@ -94,10 +87,11 @@ class Player:
     def _take_until(self, limit: int | None) -> list[AnyEvent]:
         """Events in file order up to the first one later than `limit`; the playhead moves there."""
         events: list[AnyEvent] = []
+        growing = self._recording.growing  # asked before reading: what came before the end is played
         while len(events) < MAX_LINES:
             event = self._peek()
             if event is None:
-                self._at_end(limit)
+                self._at_end(limit, growing)
                 return events
             if limit is not None and event.t > limit:
                 break
@@ -109,13 +103,14 @@ class Player:
             self.position_us = max(self.position_us, limit)
         return events
 
-    def _at_end(self, limit: int | None) -> None:
+    def _at_end(self, limit: int | None, growing: bool) -> None:
         end = self.end_us
         if limit is not None:
             self.position_us = max(self.position_us, min(limit, end))
-        if not self.follow and not self._recording.growing and self.position_us >= end:
-            self.playing = False
-            self.note = "end of the recording"
+        if growing or (self.follow and not self._recording.finished) or self.position_us < end:
+            return
+        self.playing = self.follow = False
+        self.note = "end of the recording"
 
     def _skip_idle(self) -> None:
         ahead = self._peek()
@@ -125,18 +120,26 @@ class Player:
             self.note = f"skipped {skipped / 1e6:.0f} s without events"
 
     def step(self, samples: int) -> list[AnyEvent]:
-        """The events up to and including the next `samples` load samples (250 ms each)."""
+        """The events up to and including the next `samples` load samples (250 ms each). Where no load process
+        says anything for a second, or there is none (`watch`), a step ends there."""
         self.pause()
         events: list[AnyEvent] = []
-        while samples > 0:
-            event = self._peek()
-            if event is None:
+        for _ in range(samples):
+            events += self._take_sample()
+        return events
+
+    def _take_sample(self) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        begin = self.position_us
+        while (event := self._peek()) is not None:
+            if events and event.t - begin > 4 * FRAME_US:
                 break
             self._next = None
             self.position_us = max(self.position_us, event.t)
             if not isinstance(event, Keyframe):
                 events.append(event)
-            samples -= isinstance(event, LoadSample)
+            if isinstance(event, LoadSample):
+                break
         return events
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -144,40 +147,22 @@ class Player:
     def _peek(self) -> AnyEvent | None:
         """The next event without taking it; None at the (present) end of the file."""
         while self._next is None:
-            line = self._line()
-            if line is None:
+            found = self._lines.next()
+            if found is None:
                 return None
-            self._next = self._recording.decode(line)
+            self._next = self._recording.decode(found[1])
         return self._next
 
-    def _line(self) -> bytes | None:
-        if not self._lines:
-            block = self._file.read(BLOCK)
-            if not block:
-                return None
-            pieces = (self._rest + block).split(b"\n")
-            self._rest = pieces.pop()
-            position = self._offset
-            for piece in pieces:
-                self._lines.append((position, piece))
-                position += len(piece) + 1
-            self._lines.reverse()
-            if not self._lines:
-                return None
-        position, line = self._lines.pop()
-        self._offset = position + len(line) + 1
-        return line
-
     def _go_to(self, offset: int) -> None:
-        self._file.seek(offset)
-        self._offset, self._rest, self._lines, self._next = offset, b"", [], None
+        self._lines.go_to(offset)
+        self._next = None
 
     # --- jumping -----------------------------------------------------------------------------------------------
 
     def seek(self, t_us: int) -> Seek:
         """Move the playhead to a time. Returns what a state needs to be exactly there."""
         t_us = max(self.start_us, min(t_us, self.end_us))
-        chain = [place for place in self._keyframe_places() if place[0] <= t_us]
+        chain = [place for place in self._keyframes.places() if place[0] <= t_us]
         chain = [place for place in chain if place[0] > chain[-1][0] - CHART_WINDOW_US] if chain else []
         keyframes = [event for event in map(self._keyframe_at, chain) if event is not None]
         if not keyframes:
@@ -196,111 +181,17 @@ class Player:
     def _keyframe_at(self, place: tuple[int, int]) -> Keyframe | None:
         """The keyframe of that place; reading goes on behind it."""
         self._go_to(place[1])
-        line = self._line()
-        event = None if line is None else self._recording.decode(line)
+        found = self._lines.next()
+        event = None if found is None else self._recording.decode(found[1])
         return event if isinstance(event, Keyframe) else None
-
-    def _keyframe_places(self) -> list[tuple[int, int]]:
-        """(t, offset) of all keyframes: by the chain of `prev` from the end where it can be trusted, else by a scan."""
-        size = self._recording.size
-        if size == self._keyframes_to:
-            return self._keyframes
-        with self._recording.path.open("rb") as file:
-            self._keyframes = _chained(file, size, self._keyframes) or _scanned(file)
-        self._keyframes_to = size
-        return self._keyframes
 
     # --- marks -------------------------------------------------------------------------------------------------
 
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """(t, glyph) of the scrub bar, as far as `scan_marks` has come."""
+        return self._scan.marks
+
     def scan_marks(self) -> Iterator[None]:
-        """Gather the scrub bar's marks, a block of the file at a time: C a change of load, m a note, ! trouble,
-        : a gap. Fills `marks`."""
-        last_error = last_t = -(10**9)
-        with self._recording.path.open("rb") as file:
-            rest = b""
-            while block := file.read(BLOCK):
-                *whole, rest = (rest + block).split(b"\n")
-                for line in whole:
-                    found = _mark_of(line)
-                    if found is None:
-                        continue
-                    t, glyph = found
-                    if t - last_t > IDLE_US and last_t >= 0:
-                        self.marks.append((last_t, ":"))
-                    last_t = max(last_t, t)
-                    if glyph == "!" and t - last_error < 1_000_000:
-                        continue
-                    if glyph:
-                        self.marks.append((t, glyph))
-                    last_error = t if glyph == "!" else last_error
-                yield
-
-
-def _mark_of(line: bytes) -> tuple[int, str] | None:
-    """(t, glyph) of a line that matters for the scrub bar, without decoding it. An empty glyph only tells the time."""
-    kind = line[6:14]
-    glyph = ""
-    if kind.startswith(b"control"):
-        glyph = "C" if b'"what":"concurrency"' in line or b'"what":"rate"' in line else ""
-    elif kind.startswith(b'mark"'):
-        glyph = "!" if b'"level":"error"' in line or b'"level":"warn"' in line else "m"
-    elif kind.startswith(b"finished"):
-        quiet = (b'"outcome":"ok"', b'"outcome":"cut"', b'"outcome":"cancelled"')
-        if any(outcome in line for outcome in quiet):
-            return None
-        glyph = "!"
-    elif not kind.startswith((b'load"', b'gpu"', b'server"')):
-        return None
-    time = _TIME.search(line, 0, 200)
-    return (int(time.group(1)), glyph) if time else None
-
-
-def _chained(file: BinaryIO, size: int, known: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Keyframes by following `prev` from the last one; [] when the chain does not hold in this file."""
-    offset = _last_keyframe_offset(file, size)
-    found: list[tuple[int, int]] = []
-    have = {place[1]: index for index, place in enumerate(known)}
-    while offset is not None:
-        if offset in have:
-            return known[: have[offset] + 1] + found[::-1]
-        file.seek(offset)
-        line = file.readline(64 << 20)
-        trailer, time = _TRAILER.search(line[-80:]), _TIME.search(line, 0, 60)
-        if not line.startswith(_KEYFRAME) or not trailer or not time or int(trailer.group(1)) != offset:
-            return []
-        found.append((int(time.group(1)), offset))
-        previous = trailer.group(2)
-        offset = int(previous) if previous is not None else None
-    return found[::-1]
-
-
-def _last_keyframe_offset(file: BinaryIO, size: int) -> int | None:
-    """Offset of the last whole keyframe line, searched backwards."""
-    position, later = size, b""
-    while position > 0:
-        step = min(BLOCK, position)
-        position -= step
-        file.seek(position)
-        block = file.read(step) + later
-        at = block.rfind(b"\n" + _KEYFRAME)
-        while at >= 0:
-            file.seek(position + at + 1)
-            if file.readline(64 << 20).endswith(b"\n"):
-                return position + at + 1
-            at = block.rfind(b"\n" + _KEYFRAME, 0, at)
-        later = block[: len(_KEYFRAME) + 1]
-    return None
-
-
-def _scanned(file: BinaryIO) -> list[tuple[int, int]]:
-    """Keyframes by reading the whole file once."""
-    found: list[tuple[int, int]] = []
-    offset = 0
-    file.seek(0)
-    for line in file:
-        if line.startswith(_KEYFRAME) and line.endswith(b"\n"):
-            time = _TIME.search(line, 0, 60)
-            if time:
-                found.append((int(time.group(1)), offset))
-        offset += len(line)
-    return found
+        """Gather `marks`, about 1 MiB of the file at a time. Called again, it goes on with what the file gained."""
+        return self._scan.run()

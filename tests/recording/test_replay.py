@@ -1,11 +1,13 @@
 """The player: pacing by a clock that is handed in, and jumps that equal playing from the start."""
 
+import random
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lpxtop.events import codec
-from lpxtop.events.records import Control, Finished, Header, Keyframe, LoadSample, Mark
+from lpxtop.events.records import Control, End, Finished, Gpu, Header, Keyframe, LoadSample, Mark, Source
 from lpxtop.recording.reader import Recording
 from lpxtop.recording.replay import Player
 
@@ -198,3 +200,125 @@ def test_marks_tell_changes_notes_trouble_and_gaps(tmp_path, play):
         pass
 
     assert player.marks == [(S, "C"), (2 * S, "m"), (4 * S, "!"), (5 * S, ":"), (60 * S, "!")]
+
+
+def test_marks_go_on_with_what_the_file_gains(tmp_path, play):
+    """Scanned again after it grew, the marks are those of one scan of all of it; a line torn at first counts once."""
+    path = tmp_path / "a"
+    player = play(recorded(path, marks([S, 2 * S])))
+    more = codec.encode(Source(t=3 * S, kind="gpu", state="failed")) + codec.encode(Mark(t=4 * S, text="x"))
+    with path.open("ab") as file:
+        for piece in (more[:20], more[20:-5], more[-5:]):
+            file.write(piece)
+            file.flush()
+            for _ in player.scan_marks():
+                pass
+
+    assert player.marks == [(S, "m"), (2 * S, "m"), (3 * S, "!"), (4 * S, "m")]
+
+
+def test_a_step_through_a_watched_node_is_short(tmp_path, play):
+    """Without a load process a step does not run to the end of the recording."""
+    player = play(recorded(tmp_path / "a", [Gpu(t=n * S) for n in range(1, 400)]))
+    player.seek(10 * S)
+
+    stepped = [event.t for event in player.step(1)]
+
+    assert stepped
+    assert stepped[-1] <= 12 * S
+
+
+def test_a_keyframe_larger_than_a_block_is_restored(tmp_path, play):
+    """A keyframe of 5 MB (thousands of streams) is read whole, and the events behind it too."""
+    first = codec.encode(HEADER)
+    big = codec.encode(Keyframe(t=S, state={"count": 0, "x": "y" * 5_000_000}, offset=len(first)))
+    path = tmp_path / "a"
+    path.write_bytes(first + big + b"".join(map(codec.encode, marks([2 * S, 3 * S]))))
+
+    found = play(Recording.open(str(path))).seek(2 * S)
+
+    assert len(found.keyframes) == 1
+    assert [event.t for event in found.events] == [2 * S]
+
+
+def test_a_chain_that_points_at_itself_is_not_followed(tmp_path, play):
+    """A forged or damaged `prev` cannot make a jump hang: the file is scanned instead."""
+    data = codec.encode(HEADER)
+    data += codec.encode(Keyframe(t=S, state={"count": 0}, offset=len(data), prev=len(data)))
+    path = tmp_path / "a"
+    path.write_bytes(data)
+
+    assert [keyframe.t for keyframe in play(Recording.open(str(path))).seek(S).keyframes] == [S]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_keyframes_of_a_growing_file_are_found_as_they_come(tmp_path, play, trusted):
+    """Jumping in a file that is written on in arbitrary pieces restores the same as in the finished one."""
+    whole = tmp_path / "whole"
+    recorded(whole, marks([n * S for n in range(1, 60)]), 3)
+    data = (b"" if trusted else b"# moved\n") + whole.read_bytes()
+    draw = random.Random(3)
+    path = tmp_path / "growing"
+    done = data.index(b"}\n") + 2
+    path.write_bytes(data[:done])
+    player = play(Recording.open(str(path)))
+    while done < len(data):
+        piece = draw.randint(1, 400)
+        with path.open("ab") as file:
+            file.write(data[done : done + piece])
+        done += piece
+        found = player.seek(draw.randint(0, 60) * S)
+        count = found.keyframes[-1].state["count"] if found.keyframes else 0
+        assert count + sum(isinstance(event, Mark) for event in found.events) == player.position_us // S
+
+    assert [k.state["count"] for k in player.seek(59 * S).keyframes] == list(range(3, 60, 3))
+
+
+def test_damaged_recordings_are_played_as_far_as_they_go(tmp_path, play):
+    """300 recordings with bytes flipped, cut out, doubled or zeroed behind the header: nothing raises, and a jump to
+    the end gives the same keyframes and events as reading does."""
+    whole = tmp_path / "whole"
+    recorded(whole, [*marks([n * S for n in range(1, 30)]), LoadSample(t=31 * S), End(t=32 * S, reason="done")], 4)
+    header, data = whole.read_bytes().split(b"\n", 1)
+    draw = random.Random(11)
+    path = tmp_path / "damaged"
+    for _ in range(300):
+        body = bytearray(data)
+        for _ in range(draw.randint(1, 4)):
+            at, length = draw.randrange(len(body)), draw.randint(1, 60)
+            kind = draw.randrange(4)
+            if kind == 0:
+                body[at] ^= 1 << draw.randrange(8)
+            elif kind == 1:
+                del body[at : at + length]
+            elif kind == 2:
+                body[at:at] = body[at : at + length]
+            else:
+                body[at : at + length] = bytes(len(body[at : at + length]))
+        path.write_bytes(header + b"\n" + body)
+        recording = Recording.open(str(path))
+        player = play(recording)
+        read = [event for event in recording if not isinstance(event, Keyframe)]
+        for _ in player.scan_marks():
+            pass
+        player.seek(player.end_us // 2)
+        player.step(2)
+        player.seek(0)
+        player._go_to(0)
+
+        assert drain(player) == read
+
+
+def test_the_end_of_a_followed_recording_is_the_end(tmp_path, play):
+    """Following stops by itself once `end` has been read, and says so."""
+    path = tmp_path / "a"
+    player = play(recorded(path, marks([S])))
+    player.follow = True
+    player.advance(0)
+    assert player.follow
+
+    with path.open("ab") as file:
+        file.write(codec.encode(End(t=2 * S, reason="done")))
+
+    assert [event.t for event in player.advance(1)] == [2 * S]
+    assert (player.follow, player.playing, player.note) == (False, False, "end of the recording")
