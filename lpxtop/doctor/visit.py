@@ -198,7 +198,7 @@ async def _handshake(found: Visit, context: ssl.SSLContext) -> None:
         async with asyncio.timeout(STEP_S):
             _, writer = await asyncio.open_connection(address, found.port, ssl=context, server_hostname=found.host)
     except TimeoutError:
-        found.tls_problem = f"no handshake within {STEP_S:g} s"
+        found.tls_problem = f"no TLS handshake within {STEP_S:g} s: does the port speak http rather than https?"
     except (ssl.SSLError, OSError) as error:
         found.tls_problem = str(refusals.unreachable(found.plan.target.url, error))
     else:
