@@ -16,8 +16,8 @@ from lpxtop.recording.reader import Recording
 CHART_WINDOW_US = 310_000_000
 """Keyframes this far back are needed to restore the charts."""
 IDLE_US, IDLE_KEPT_US = 5_000_000, 1_000_000
-MAX_LINES = 4000
-"""Lines handed out by one `advance`, so that a frame never waits."""
+MAX_LINES, MAX_BYTES = 2000, 1 << 20
+"""What one `advance` hands out at most, so that a frame never waits."""
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 0.0)
 
 
@@ -88,19 +88,19 @@ class Player:
         """Events in file order up to the first one later than `limit`; the playhead moves there."""
         events: list[AnyEvent] = []
         growing = self._recording.growing  # asked before reading: what came before the end is played
-        while len(events) < MAX_LINES:
+        begin = self._lines.offset
+        while len(events) < MAX_LINES and self._lines.offset - begin < MAX_BYTES:
             event = self._peek()
             if event is None:
                 self._at_end(limit, growing)
                 return events
             if limit is not None and event.t > limit:
-                break
+                self.position_us = max(self.position_us, limit)
+                return events
             self._next = None
             if not isinstance(event, Keyframe):
                 events.append(event)
             self.position_us = max(self.position_us, event.t)
-        if limit is not None and len(events) < MAX_LINES:
-            self.position_us = max(self.position_us, limit)
         return events
 
     def _at_end(self, limit: int | None, growing: bool) -> None:
