@@ -12,7 +12,7 @@ import msgspec
 from lpxtop.sim.presets import EngineConfig
 
 
-class Sequence(msgspec.Struct, kw_only=True):
+class Sequence(msgspec.Struct, kw_only=True, eq=False):
     """One request inside the engine. `blocks` are hashes of its prompt's whole blocks, for the prefix cache."""
 
     id: int
@@ -54,6 +54,7 @@ class Engine:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_queries = self.prefix_hits = 0
+        self.drafts = self.draft_tokens = self.accepted_tokens = 0
         self._random = random.Random(seed)
         self._cache: dict[int, None] = {}
 
@@ -61,10 +62,6 @@ class Engine:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens)
-
-    @property
-    def _capacity_blocks(self) -> int:
-        return self.config.kv_tokens // self.config.block_tokens
 
     @property
     def _held_blocks(self) -> int:
@@ -78,7 +75,7 @@ class Engine:
     @property
     def kv_usage(self) -> float:
         """Blocks in use over blocks there are, 0..1."""
-        return sum(self._blocks(sequence.computed) for sequence in self.running) / self._capacity_blocks
+        return sum(self._blocks(sequence.computed) for sequence in self.running) / self.config.blocks
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -122,8 +119,11 @@ class Engine:
     def _grow(self) -> tuple[list[Sequence], int]:
         """Room for the tokens that decoding sequences put into the cache in this step; the youngest give way."""
         preempted = 0
-        while self._held_blocks > self._capacity_blocks and len(self.running) > 1:
-            self._preempt(self.running[-1])
+        held = self._held_blocks
+        while held > self.config.blocks and len(self.running) > 1:
+            youngest = self.running[-1]
+            held -= self._blocks(youngest.to_compute)
+            self._preempt(youngest)
             preempted += 1
         decoding = [sequence for sequence in self.running if self._is_decoding(sequence)]
         for sequence in decoding:
@@ -149,12 +149,13 @@ class Engine:
             if left > 0 and budget > 0:
                 chunks.append((sequence, min(left, budget)))
                 budget -= min(left, budget)
+        free = self.config.blocks - self._held_blocks
         while self.waiting and budget > 0 and len(self.running) < self.config.max_sequences:
             sequence = self.waiting[0]
-            needed = self._blocks(sequence.to_compute + 1)
-            if needed > self._capacity_blocks - self._held_blocks and self.running:
+            if self._blocks(sequence.to_compute + 1) > free and self.running:
                 break
             self.waiting.popleft()
+            free -= self._blocks(sequence.to_compute)
             self._admit(sequence, now_s)
             tokens = min(sequence.to_compute - sequence.computed, budget)
             chunks.append((sequence, tokens))
@@ -166,23 +167,25 @@ class Engine:
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now_s
         if self.config.prefix_cache:
-            sequence.cached = self._lookup(sequence)
+            hits = self._lookup(sequence)
             # at least one token is always computed: the one whose logits start the answer
-            sequence.computed = min(sequence.cached, sequence.to_compute - 1)
+            sequence.computed = min(hits, sequence.to_compute - 1)
+            if sequence.preemptions == 0:
+                sequence.cached = sequence.computed
+                self.prefix_queries += sequence.prompt_tokens
+                self.prefix_hits += hits
 
     def _lookup(self, sequence: Sequence) -> int:
+        """Tokens of the prompt that the cache knows; its blocks are remembered, and all forgotten when it is full."""
         hits = 0
         for block in sequence.blocks:
             if block not in self._cache:
                 break
             hits += 1
-        if len(self._cache) + len(sequence.blocks) > self._capacity_blocks:
+        if len(self._cache) + len(sequence.blocks) > self.config.blocks:
             self._cache.clear()
         self._cache |= dict.fromkeys(sequence.blocks)
-        cached = hits * self.config.block_tokens
-        self.prefix_queries += sequence.prompt_tokens
-        self.prefix_hits += cached
-        return cached
+        return hits * self.config.block_tokens
 
     def _duration(self, decoding: int, prefill_tokens: int) -> float:
         config = self.config
@@ -190,13 +193,20 @@ class Engine:
         return seconds / self.clock_factor * (1 + config.jitter * (2 * self._random.random() - 1))
 
     def _draw_tokens(self, sequence: Sequence) -> int:
-        tokens = 1
-        while tokens < self.config.tokens_per_step and self._random.random() < self.config.acceptance:
-            tokens += 1
-        return min(tokens, sequence.max_tokens - sequence.generated)
+        """Tokens of a decode step: one, and the drafts accepted before the first that is not."""
+        drafted = self.config.tokens_per_step - 1
+        if drafted == 0:
+            return 1
+        accepted = 0
+        while accepted < drafted and self._random.random() < self.config.acceptance:
+            accepted += 1
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        return min(1 + accepted, sequence.max_tokens - sequence.generated)
 
 
-def step_seconds(config: EngineConfig, decoding: int, kv_tokens: float, prefill_tokens: float) -> float:
+def step_seconds(config: EngineConfig, decoding: float, kv_tokens: float, prefill_tokens: float) -> float:
     """Length of a step at full clocks, without jitter: the formula of `EngineConfig`."""
     return (
         config.step_base_s
@@ -206,13 +216,45 @@ def step_seconds(config: EngineConfig, decoding: int, kv_tokens: float, prefill_
     )
 
 
-def steady_throughput(config: EngineConfig, concurrency: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Output tokens/s in closed loop at full clocks, from the balance of a request's work (fluid limit).
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed loop in its steady state. `step_s` is a mean step, `itl_s` the mean time per token that a decoding
+    request sees, `queue_s` the mean wait for a place in the batch."""
 
-    Each request costs `output_tokens` decode slots and `prompt_tokens` of prefill; with b sequences decoding, a step
-    yields b tokens and carries on average b/output_tokens prompts.
+    batch: int
+    step_s: float
+    itl_s: float
+    output_tokens_per_s: float
+    requests_per_s: float
+    queue_s: float
+
+
+def capacity(
+    config: EngineConfig, concurrency: int, prompt_tokens: int, output_tokens: int, *, clock_factor: float = 1.0
+) -> Capacity:
+    """What `concurrency` users in a closed loop get, in the fluid limit: requests spread evenly over the steps, no
+    jitter, a KV cache that holds the batch, no prefix hits.
+
+    A request lives for its prefill steps and one step per accepted group of tokens; a step carries an equal share of
+    everybody's decoding and prefill, except that the gaps of a request hold no prefill of its own. The wait for a place
+    follows from Little's law: users = request rate × (wait + service).
     """
     batch = min(concurrency, config.max_sequences)
-    kv = batch * (prompt_tokens + output_tokens / 2)
-    prefill = batch * prompt_tokens / output_tokens
-    return batch / step_seconds(config, batch, kv, prefill)
+    per_step = sum(config.acceptance**accepted for accepted in range(config.tokens_per_step))
+    decode_steps = (output_tokens - 1) / per_step
+    steps = max(1.0, prompt_tokens / max(1, config.max_batched_tokens - batch)) + decode_steps
+    kv_each = prompt_tokens + output_tokens / 2
+
+    def length(decoding: float, prefilling: float) -> float:
+        return step_seconds(config, decoding, decoding * kv_each, prefilling * prompt_tokens) / clock_factor
+
+    step_s = length(batch * decode_steps / steps, batch / steps)
+    gap_s = length(1 + (batch - 1) * decode_steps / steps, (batch - 1) / steps)
+    requests_per_s = batch / (steps * step_s)
+    return Capacity(
+        batch=batch,
+        step_s=step_s,
+        itl_s=gap_s / per_step,
+        output_tokens_per_s=requests_per_s * output_tokens,
+        requests_per_s=requests_per_s,
+        queue_s=concurrency / requests_per_s - steps * step_s,
+    )

@@ -1,10 +1,14 @@
 """The engine model: arithmetic by hand, and what must hold whatever is asked of it."""
 
+import random
+from statistics import mean
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpxtop.sim.engine import Engine, Sequence, steady_throughput, step_seconds
-from lpxtop.sim.presets import EngineConfig
+from lpxtop.sim.engine import Engine, Sequence, capacity
+from lpxtop.sim.presets import PRESETS, EngineConfig
 
 PLAIN = EngineConfig(
     max_sequences=4, max_batched_tokens=100, kv_tokens=1600, block_tokens=16, prefill_tokens_per_s=1000.0,
@@ -103,21 +107,72 @@ def test_clocks_scale_the_step():
     assert round(engine.step(0.0).duration_s, 6) == 0.12
 
 
-def test_throughput_in_closed_loop_is_the_formulas():
-    """Eight users on a batch of four: simulated tokens/s within 6 % of the fluid limit."""
-    engine = Engine(EngineConfig(**{**_fields(PLAIN), "kv_tokens": 100_000, "max_batched_tokens": 10_000}))
-    now, tokens, number = 0.0, 0, 0
-    while now < 60:
-        while len(engine.running) + len(engine.waiting) < 8:
+def closed_loop(config, users, prompt, tokens, seconds=60.0, seed=1):
+    """Run `users` who ask again as soon as they are answered, begun one after the other, their answers of ±20 % length
+    so that they do not march in step. Yields of the second half: tokens/s, TTFTs and mean ITLs of whole requests."""
+    engine, draw = Engine(config, seed), random.Random(seed)
+    now, number, got = 0.0, 0, 0
+    ttft, itl = [], []
+    while now < seconds:
+        while len(engine.running) + len(engine.waiting) < min(users, 1 + int(now * 50)):
             number += 1
-            engine.add(sequence(number, prompt=40, tokens=50, at=now))
+            engine.add(sequence(number, prompt, round(tokens * draw.uniform(0.8, 1.2)), at=now))
         step = engine.step(now)
         now += step.duration_s
-        tokens += sum(n for _, n in step.emitted)
+        if now > seconds / 2:
+            got += sum(n for _, n in step.emitted)
+            for item in {id(s): s for s, _ in step.emitted}.values():
+                if item.generated >= item.max_tokens and item.arrived_s > seconds / 2:
+                    ttft.append(item.first_token_s - item.arrived_s)
+                    itl.append((now - item.first_token_s) / (item.max_tokens - 1))
+    return got / (seconds / 2), ttft, itl
 
-    expected = steady_throughput(engine.config, 8, 40, 50)
-    assert abs(tokens / now / expected - 1) < 0.06
-    assert step_seconds(engine.config, 4, 0, 0) == 0.014
+
+@pytest.mark.parametrize(
+    ("users", "more"),
+    [(1, {}), (3, {}), (4, {}), (8, {}), (8, {"tokens_per_step": 4, "acceptance": 0.6})],
+)
+def test_a_closed_loop_is_what_the_formula_says(users, more):
+    """Below, at and above the batch limit, plain and speculative: throughput, ITL and the wait within 5 %."""
+    roomy = {"kv_tokens": 100_000, "max_batched_tokens": 10_000}
+    config = EngineConfig(**{**_fields(PLAIN), **roomy, **more})
+
+    expected = capacity(config, users, 40, 50)
+    tokens_per_s, ttft, itl = closed_loop(config, users, 40, 50)
+
+    assert tokens_per_s == pytest.approx(expected.output_tokens_per_s, rel=0.05)
+    assert mean(itl) == pytest.approx(expected.itl_s, rel=0.05)
+    # a first token takes the wait for a place and then the step of its own prompt
+    own_step = expected.step_s + 40 / config.prefill_tokens_per_s
+    assert mean(ttft) == pytest.approx(expected.queue_s + own_step, rel=0.15)
+
+
+def test_the_formula_by_hand():
+    """One user, 40 + 50 tokens: one step of prefill and 49 of decoding; 11 ms + KV + its share of 40 ms of prefill."""
+    found = capacity(PLAIN, 1, 40, 50)
+
+    # 49 of 50 steps decode: 0.98 sequences and 0.98 × 65 tokens of KV on average, and 40/50 of a token of prompt
+    step = 0.01 + 0.001 * 0.98 + 0.00001 * 65 * 0.98 + 0.8 / 1000
+    assert found.step_s == pytest.approx(step)
+    assert found.output_tokens_per_s == pytest.approx(1 / step)
+    assert found.queue_s == pytest.approx(0)
+    # its own gaps are decode steps only
+    assert found.itl_s == pytest.approx(0.01 + 0.001 + 0.00001 * 65)
+    assert capacity(PLAIN, 1, 40, 50, clock_factor=0.5).step_s == pytest.approx(2 * step)
+    # eight users on four places wait as long as they are served
+    assert capacity(PLAIN, 8, 40, 50).queue_s == pytest.approx(50 * capacity(PLAIN, 4, 40, 50).step_s)
+
+
+def test_from_4_to_64_users_the_demos_engine_bends():
+    """The default preset with the demo's prompts: ITL grows by more than a third, TTFT at least tenfold."""
+    engine = PRESETS["h100-8b"].engine
+
+    few = closed_loop(engine, 4, 128, 128, seconds=12)
+    many = closed_loop(engine, 64, 128, 128, seconds=12)
+
+    assert mean(many[2]) > 1.35 * mean(few[2])
+    assert mean(many[1]) > 10 * mean(few[1])
+    assert many[0] > 5 * few[0]
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=12)
@@ -142,11 +197,52 @@ def test_whatever_is_asked_everybody_gets_exactly_their_tokens(requests, tokens_
                 break
             durations.append(engine.step(0.0).duration_s)
             assert engine.kv_usage <= 1.0
+            assert engine.kv_used_tokens <= config.kv_tokens
             assert len(engine.running) <= config.max_sequences
         assert engine.idle
         assert [item.generated for item in asked] == [tokens for _, tokens in requests]
         runs.append(durations)
     assert runs[0] == runs[1]
+
+
+@given(REQUESTS, st.integers(0, 1000))
+def test_nobody_is_overtaken_on_the_way_to_a_first_token(requests, seed):
+    """First tokens come in the order of arrival, however full the cache is."""
+    config = EngineConfig(max_sequences=5, max_batched_tokens=64, kv_tokens=480, prefill_tokens_per_s=1000.0)
+    engine = Engine(config, seed)
+    for number, (prompt, tokens) in enumerate(requests):
+        engine.add(sequence(number, prompt, tokens))
+    first = []
+    while not engine.idle:
+        first += [s.id for s, _ in engine.step(0.0).emitted if s.id not in first]
+
+    assert first == sorted(first)
+
+
+def test_a_preempted_request_keeps_what_it_had_from_the_cache():
+    """Its cached tokens and the cache's counters are those of its first admission."""
+    engine = Engine(EngineConfig(**{**_fields(PLAIN), "prefix_cache": True, "kv_tokens": 160}))
+    engine.add(sequence(1, prompt=60, tokens=40, blocks=(1, 2, 3)))
+    second = sequence(2, prompt=60, tokens=40, blocks=(4, 5, 6))
+    engine.add(second)
+    while not engine.idle:
+        engine.step(0.0)
+
+    assert second.preemptions >= 1
+    assert second.cached == 0
+    assert (engine.prefix_queries, engine.prefix_hits) == (120, 0)
+
+
+def test_drafts_are_counted_as_accepted_or_not():
+    """Three drafts a step, all accepted: 12 tokens are the first and then 4, 4, 3 of 4."""
+    engine = Engine(EngineConfig(**{**_fields(PLAIN), "tokens_per_step": 4, "acceptance": 1.0}))
+    engine.add(sequence(1, prompt=10, tokens=12))
+    emitted = []
+    while not engine.idle:
+        emitted += [tokens for _, tokens in engine.step(0.0).emitted]
+
+    assert emitted == [1, 4, 4, 3]
+    assert (engine.drafts, engine.draft_tokens, engine.accepted_tokens) == (3, 9, 9)
 
 
 def _fields(config: EngineConfig) -> dict:

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lpxtop import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -211,5 +213,5 @@ def test_everything_says_it_is_simulated(url):
     assert httpx.get(f"{url}/version").json()["simulated"] is True
     models = httpx.get(f"{url}/v1/models")
     assert models.json()["data"][0]["owned_by"] == "lpxtop-sim"
-    assert models.headers["server"] == "lpxtop-sim"
+    assert models.headers["server"] == f"lpxtop-sim/{__version__}"
     assert httpx.get(f"{url}/sim/gpu").json()["gpus"][0]["name"].startswith("SIM")
