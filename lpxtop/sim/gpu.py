@@ -157,7 +157,7 @@ class SimGpuSource:
                 if state != "joined":
                     state = "joined"
                     found = {"gpus": answer.gpus, "driver": answer.driver, "simulated": True}
-                    yield self._source(state, descriptor=found)
+                    yield self._source(state, t=sample.t, descriptor=found)
                 yield msgspec.structs.replace(sample, seq=self._next())
                 await self._pause((due - self._clock.monotonic_ns()) / 1e9)
         finally:
@@ -171,7 +171,7 @@ class SimGpuSource:
         return self._seq - 1
 
     def _source(self, state: str, **more: Any) -> Source:
-        return Source(**self._stamp(), seq=self._next(), kind="gpu", state=state, **more)
+        return Source(**self._stamp() | {"seq": self._next(), "kind": "gpu", "state": state} | more)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,36 +1,15 @@
 """The simulated server over real sockets: protocol, truth log, metrics, trouble."""
 
-import contextlib
 import json
 import socket
-import subprocess
-import sys
-import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import httpx
 import pytest
+from sim_process import server
 
 from lpxtop import __version__
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@contextlib.contextmanager
-def server(*flags):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lpxtop.sim.server", "--port", "0", "--die-with-parent", *flags],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    try:
-        yield process.stdout.readline().removeprefix("listening on ").strip()
-    finally:
-        process.terminate()
-        process.wait(5)
-        process.stdin.close()
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +81,14 @@ def test_speculative_decoding_sends_several_tokens_per_chunk():
         ({"messages": []}, 400, "messages"),
         ({"max_tokens": 99_999}, 400, "maximum context length"),
         ({"stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"min_tokens": 7}, 400, "min_tokens must be less than or equal to max_tokens=6"),
+        ({"min_tokens": "a"}, 400, "$.min_tokens"),
+        ({"max_tokens": True}, 400, "$.max_tokens"),
+        ({"stream_options": "x"}, 400, "$.stream_options"),
+        ({"messages": [None]}, 400, "$.messages[0]"),
+        ({"model": ["a"]}, 400, "$.model"),
+        ({"n": 2}, 400, "n must be 1"),
+        ({"api": "completions", "prompt": ""}, 400, "prompt"),
     ],
 )
 def test_bad_requests_are_refused_in_vllms_shape(url, fields, status, says):
@@ -111,6 +98,122 @@ def test_bad_requests_are_refused_in_vllms_shape(url, fields, status, says):
     assert answer.status_code == status
     assert says in answer.json()["error"]["message"]
     assert answer.json()["error"]["code"] == status
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_request_is_a_400(url, body):
+    """Whatever it is, the answer says so and the server goes on."""
+    answer = httpx.post(f"{url}/v1/chat/completions", content=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "BadRequestError"
+    assert ask(url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"max_tokens": None, "max_completion_tokens": 3}, 3),
+        ({"max_completion_tokens": None}, 6),
+        ({"max_tokens": None, "api": "completions"}, 16),
+        ({"max_tokens": 50, "ignore_eos": False, "min_tokens": 50}, 50),
+    ],
+)
+def test_limits_are_read_as_vllm_reads_them(url, fields, tokens):
+    """Either name, null is absent, a completion's default is 16, and min_tokens holds back the end."""
+    assert ask(url, stream=False, **fields).json()["usage"]["completion_tokens"] == tokens
+
+
+def test_a_chat_without_a_limit_ends_by_itself(url):
+    """Its length is drawn, its finish reason is `stop`."""
+    whole = ask(url, stream=False, max_tokens=None, ignore_eos=False).json()
+
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"prompt": "12345"}, 2),
+        ({"prompt": [5, 6, 7]}, 3),
+        ({"messages": [{"role": "system", "content": "1234"}, {"role": "user", "content": "12345678"}]}, 14),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "12345678"}]}]}, 9),
+        ({"messages": [{"role": "assistant", "content": None}]}, 7),
+    ],
+)
+def test_prompts_are_counted_by_the_declared_rule(url, fields, tokens):
+    """Four characters a token, 4 per message, 3 for the answer's start; /tokenize and usage agree."""
+    api = "completions" if "prompt" in fields else "chat/completions"
+    counted = httpx.post(f"{url}/tokenize", json=fields).json()
+    used = ask(url, api=api, stream=False, **fields).json()["usage"]
+
+    assert counted["count"] == len(counted["tokens"]) == used["prompt_tokens"] == tokens
+
+
+def test_what_cannot_be_tokenized_is_refused(url):
+    """Nothing to count is a 400, as is a body that is none."""
+    assert httpx.post(f"{url}/tokenize", json={}).status_code == 400
+    assert httpx.post(f"{url}/tokenize", content=b"?").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/sim/trouble", 405),
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/models/", 200),
+    ],
+)
+def test_paths_and_methods(url, method, path, status):
+    """A wrong method names the right one, an unknown path is a 404, a last slash does not matter."""
+    answer = httpx.request(method, f"{url}{path}")
+
+    assert answer.status_code == status
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def raw(url, data):
+    """Bytes in, everything that comes back until the server closes."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as client:
+        client.sendall(data)
+        got = b""
+        while piece := client.recv(65536):
+            got += piece
+    return got
+
+
+def test_pipelined_requests_are_answered_in_order_and_head_has_no_body(url):
+    """A HEAD, a stream and a GET in one write: three answers, one after the other, on one connection."""
+    body = json.dumps({"model": "sim-8b", "prompt": "x", "max_tokens": 2, "ignore_eos": True, "stream": True}).encode()
+    got = raw(url, b"HEAD /version HTTP/1.1\r\nhost: h\r\n\r\n"
+                   b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b"
+                   b"GET /version HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n" % (len(body), body))  # fmt: skip
+
+    head, stream, last = got.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert head.endswith(b"\r\n\r\n")
+    assert b"data: [DONE]\n\n\r\n0\r\n\r\n" in stream
+    assert last.endswith(b'"simulated":true}')
+
+
+def test_what_is_not_http_is_refused_and_closed(url):
+    """Garbage gets a 400 and the end of the connection."""
+    assert raw(url, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_an_odd_model_name_is_still_json_and_a_label():
+    """Quotes and backslashes in the name survive in chunks and in /metrics."""
+    name = 'a"b\\c'
+    with server("--model", name) as url:
+        got = events(ask(url, model=name))
+        metrics = httpx.get(f"{url}/metrics").text
+
+    assert got[0]["model"] == name
+    assert r'model_name="a\"b\\c"' in metrics
 
 
 def test_the_key_is_asked_for():
@@ -140,52 +243,6 @@ def test_log_metrics_and_client_agree():
     assert float(metrics[f"vllm:prompt_tokens_total{labels}"]) == sum(u["prompt_tokens"] for u in used)
     assert float(metrics[f"vllm:time_to_first_token_seconds_count{labels}"]) == 3
     assert float(metrics[f"vllm:inter_token_latency_seconds_count{labels}"]) == 12
-
-
-def test_tokens_of_one_step_leave_together():
-    """Eight concurrent streams: their n-th tokens are written within a few milliseconds of each other."""
-    engine = json.dumps({"step_base_s": 0.05, "jitter": 0})
-    with server("--stamp", "--engine", engine) as url:
-        threads = [threading.Thread(target=ask, args=(url,), kwargs={"max_tokens": 10}) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        log = [json.loads(line) for line in httpx.get(f"{url}/sim/log").text.splitlines()]
-
-    # streams may have joined one step apart: compare each write with the nearest one of the first stream
-    reference = log[0]["writes"]
-    for record in log[1:]:
-        for write in record["writes"][1:-1]:
-            assert min(abs(write - other) for other in reference) < 10e6 or write > reference[-1]
-
-
-def test_trouble_can_be_made_and_ended_at_run_time():
-    """Every second request is cut, then none; the log says which."""
-    with server() as url:
-        httpx.post(f"{url}/sim/trouble", json={"cut_every": 2})
-        assert events(ask(url))[-1] == "[DONE]"
-        with pytest.raises(httpx.RemoteProtocolError):
-            ask(url)
-        httpx.post(f"{url}/sim/trouble", json={})
-        ask(url)
-        ask(url)
-        log = [json.loads(line) for line in httpx.get(f"{url}/sim/log").text.splitlines()]
-
-    assert [record["outcome"] for record in log] == ["ok", "cut", "ok", "ok"]
-
-
-def test_rate_limits_errors_in_streams_and_loading():
-    """429 carries Retry-After, an error object ends a stream, 503 while loading."""
-    with server("--trouble", '{"rate_limit_every": 2, "error_every": 3}') as url:
-        ask(url)
-        limited, failed = ask(url), ask(url)
-    with server("--trouble", '{"loading_s": 1000}') as url:
-        loading, health = ask(url), httpx.get(f"{url}/health")
-
-    assert (limited.status_code, limited.headers["retry-after"]) == (429, "1")
-    assert "error" in events(failed)[-2]
-    assert (loading.status_code, health.status_code) == (503, 503)
 
 
 def test_a_client_that_leaves_frees_its_place(url):
