@@ -16,6 +16,8 @@ from lpxtop.metrics.definitions import BY_KEY
 from lpxtop.metrics.distribution import MIN_SAMPLES
 
 WIDTH = 80
+CAUSES = 3
+"""Causes that the text names; the JSON has all."""
 _FIGURES = ("mean", "p50", "p90", "p95", "p99", "max")
 _SHOWN = ("ttft", "ttft_due", "ttfo", "itl", "tpot", "e2e", "schedule_delay")
 _LEVEL_COLUMNS = ("ttft", "itl", "tpot", "e2e")
@@ -37,7 +39,7 @@ def text(summary: dict[str, Any]) -> str:
         return "\n\n".join("\n".join(block) for block in _watched(summary) if block) + "\n"
     blocks = [
         _head(summary), _requests(summary), _latencies(summary), _throughput(summary), _levels(summary),
-        _servers(summary), _gpus(summary), _quality(summary),
+        _servers(summary), _gpus(summary), _why(summary), _quality(summary),
     ]  # fmt: skip
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
@@ -217,7 +219,7 @@ def _watched(summary: dict[str, Any]) -> list[list[str]]:
         f"watched {_word((run.get('target') or {}).get('url'))}, {format.duration(run.get('watched_s'))}, no load sent"
     )
     nothing = [] if summary["server"] or summary["gpu"] else ["neither a server's metrics nor a GPU could be read"]
-    return [[_fit(head)], _servers(summary), _gpus(summary), nothing]
+    return [[_fit(head)], _servers(summary), _gpus(summary), _why(summary), nothing]
 
 
 def _servers(summary: dict[str, Any]) -> list[str]:
@@ -285,6 +287,24 @@ def _max(pair: dict[str, float] | None) -> float | None:
     return None if pair is None else pair["max"]
 
 
+def _causes(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The weightiest verdicts that come with a next step: why it is as slow as it is."""
+    return [verdict for verdict in summary["verdicts"] if verdict.get("next")][:CAUSES]
+
+
+def _why(summary: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for cause in _causes(summary):
+        lines += _wrapped(_MARKS.get(cause["level"], "i  "), cause["text"])
+        lines += textwrap.wrap(
+            format.clean(cause["next"], 500), WIDTH, initial_indent="   → ", subsequent_indent="     "
+        )
+    return ["why", *lines] if lines else []
+
+
+_MARKS = {"error": "!! ", "warn": "!  "}
+
+
 def _quality(summary: dict[str, Any]) -> list[str]:
     found = summary["quality"]
     delay = found["read_delay_us"]["p99"]
@@ -296,9 +316,12 @@ def _quality(summary: dict[str, Any]) -> list[str]:
         f" · loop lag p99 {format.latency(found['loop_lag_ms']['p99'])}"
         f" · sends late p99 {format.latency(found['send_lateness_ms']['p99'])}",
     ]
-    for verdict in summary["verdicts"]:
-        lines += _wrapped({"error": "!! ", "warn": "!  "}.get(verdict["level"], "i  "), verdict["text"])
-    if not summary["verdicts"]:
+    said = [verdict["code"] for verdict in _causes(summary)]
+    misleading = [verdict for verdict in summary["verdicts"] if verdict["code"] in found["verdicts"]]
+    for verdict in misleading:
+        if verdict["code"] not in said:
+            lines += _wrapped(_MARKS.get(verdict["level"], "i  "), verdict["text"])
+    if not misleading:
         lines.append("           nothing found that would make these figures misleading")
     return [_fit(line) for line in lines]
 
@@ -333,8 +356,12 @@ def markdown(summary: dict[str, Any]) -> str:
     lines += ["", *(f"- {line.strip()}" for line in [*_requests(summary), *_throughput(summary), *_gpus(summary)])]
     if len(summary["levels"]) > 1:
         lines += ["", *_level_table(summary)]
-    lines += ["", *(f"- **{verdict['level']}** {verdict['text']}" for verdict in summary["verdicts"])]
+    lines += ["", *(f"- **{verdict['level']}** {verdict['text']}{_next(verdict)}" for verdict in summary["verdicts"])]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _next(verdict: dict[str, Any]) -> str:
+    return f" → {verdict['next']}" if verdict.get("next") else ""
 
 
 def _level_table(summary: dict[str, Any]) -> list[str]:

@@ -22,7 +22,8 @@ def mostly_known(unknown: int, chunks: int) -> bool:
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
-    """Measured requests. `surplus_tokens` is how far final usage and chunks are apart, one token per request allowed
+    """Measured requests. `longest_tokens` is the most that one of them may need, prompt and answer together;
+    `surplus_tokens` is how far final usage and chunks are apart, one token per request allowed
     (an end-of-sequence token has no chunk)."""
 
     due: int = 0
@@ -47,6 +48,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     over_limit: int = 0
     stopped_early: int = 0
     first_chunk_assumed: int = 0
+    longest_tokens: int | None = None
     first_due: int | None = None
     last_end: int | None = None
 
@@ -96,6 +98,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
             self._count_source(request, request.output_tokens, request.token_source)
         if request.outcome == "ok":
             self._limits(request)
+            self._longest(request)
 
     def _count_source(self, request: Finished, output_tokens: int, source: str) -> None:
         self.token_sources[source] = self.token_sources.get(source, 0) + 1
@@ -107,6 +110,12 @@ class RequestCounts(msgspec.Struct, kw_only=True):
         self.usage_chunks += request.chunks
         if source not in _PER_CHUNK:
             self.surplus_tokens += max(0, abs(output_tokens - request.chunks) - 1)
+
+    def _longest(self, request: Finished) -> None:
+        answer = request.max_tokens if request.max_tokens is not None else request.output_tokens
+        if request.input_tokens is not None and answer is not None:
+            needed = request.input_tokens + answer
+            self.longest_tokens = needed if self.longest_tokens is None else max(self.longest_tokens, needed)
 
     def _limits(self, request: Finished) -> None:
         self.first_chunk_assumed += definitions.first_chunk_assumed(request)

@@ -10,15 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from lpxtop.events.records import Gpu, Source
+from lpxtop.metrics.holding import Holding
 from lpxtop.metrics.slots import Slot
+from lpxtop.metrics.sums import BUSY_PERCENT, THROTTLE_WORDS, Sums
 from lpxtop.metrics.view import GpuView
 
-THROTTLE_WORDS = {0x4: "power cap", 0x8: "hw slowdown", 0x20: "thermal", 0x40: "hw thermal", 0x80: "power brake"}
-"""NVML clock-event bits that hold clocks down. Idle (0x1), application clocks (0x2) and display (0x100) are none."""
-_END_AFTER_US = 5_000_000
 _SHOWN = (
     "status", "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_watts", "power_limit_watts",
-    "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "thermal_margin_c", "pstate", "throttle_bits",
+    "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "thermal_margin_c", "pstate", "throttle_bits", "throttle_ns",
 )  # fmt: skip
 _MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "sm_clock_mhz", "temperature_c")
 _GAP_US = 5_000_000
@@ -28,15 +27,6 @@ T = TypeVar("T")
 
 Alert = tuple[int, str, str]
 """t, level, text of something that began or ended."""
-
-
-class _Throttle:
-    """One reason on one GPU: `seen` in a row, `since` when it began to hold (None: not), `last` seen."""
-
-    __slots__ = ("last", "seen", "since", "start")
-
-    def __init__(self) -> None:
-        self.seen, self.since, self.last, self.start = 0, None, 0, 0  # type: tuple[int, int | None, int, int]
 
 
 class Totals:
@@ -74,7 +64,7 @@ class GpuSource:
         self.serves_target = False
         self.totals: list[Totals] = []
         self._measured = False
-        self._throttle: dict[tuple[int, int], _Throttle] = {}
+        self._throttle: dict[tuple[int, int], Holding] = {}
         self._held_before: deque[tuple[int, str, int, int]] = deque(maxlen=1000)
 
     def source(self, event: Source) -> None:
@@ -87,11 +77,13 @@ class GpuSource:
             self.inventory = [gpu if isinstance(gpu, dict) else {} for gpu in given]
         self.simulated = bool(event.descriptor.get("simulated", self.simulated))
 
-    def sample(self, event: Gpu, slot: Slot | None, measured: bool) -> list[Alert]:
-        """Fold one sample; the throttling that began or ended with it."""
+    def sample(self, event: Gpu, slot: Slot | None, measured: bool, sums: Sequence[Sums] = ()) -> list[Alert]:
+        """Fold one sample; the throttling that began or ended with it. `sums` are those of measured time it is in."""
         count = _size(event)
         if slot is not None:
             _to_slot(slot, event, count)
+        for place in sums:
+            self._to_sums(place, event, count)
         if measured and self._measured and self.last is not None and 0 < event.t - self.last.t <= _GAP_US:
             self._interval(self.last, event, count)
         if measured:
@@ -107,19 +99,22 @@ class GpuSource:
         bits = cell(event.throttle_bits, gpu)
         found: list[Alert] = []
         for bit, word in THROTTLE_WORDS.items():
-            state = self._throttle.get((gpu, bit))
             held = bits is not None and bool(bits & bit)
+            state = self._throttle.get((gpu, bit))
             if state is None:
                 if not held:
                     continue
-                state = self._throttle[gpu, bit] = _Throttle()
-            began = state.since
-            if held and _held(state, event.t):
-                found.append((state.start, "warn", f"{self.label(gpu)}: {word} began"))
-            elif not held and _released(state, event.t) and began is not None:
-                seconds = (state.last - began) / 1e6
-                found.append((state.last, "info", f"{self.label(gpu)}: {word} ended after {seconds:.0f} s"))
-                self._held_before.append((gpu, word, began, state.last))
+                state = self._throttle[gpu, bit] = Holding()
+            change = state.look(held, event.t)
+            if change is None:
+                continue
+            what, began, last = change
+            if what == "began":
+                found.append((began, "warn", f"{self.label(gpu)}: {word} began"))
+            else:
+                seconds = (last - began) / 1e6
+                found.append((last, "info", f"{self.label(gpu)}: {word} ended after {seconds:.0f} s"))
+                self._held_before.append((gpu, word, began, last))
         return found
 
     def held(self) -> list[tuple[int, str, int, int | None]]:
@@ -155,6 +150,19 @@ class GpuSource:
             _add_energy(totals, before, event, gpu, took_us)
             for reason, seconds in _throttled(before, event, gpu, took_us / 1e6):
                 totals.throttled_s[reason] = totals.throttled_s.get(reason, 0.0) + seconds
+
+    def _to_sums(self, sums: Sums, event: Gpu, count: int) -> None:
+        before = self.last
+        took_us = 0 if before is None else event.t - before.t
+        for gpu in range(count):
+            row = sums.of_gpu(self.src, gpu)
+            row.sample(event, gpu)
+            if before is None or not 0 < took_us <= _GAP_US:
+                continue
+            busy = [(cell(sample.utilization_percent, gpu) or 0.0) >= BUSY_PERCENT for sample in (before, event)]
+            counted = before.throttle_ns and event.throttle_ns
+            held = _throttled(before, event, gpu, took_us / 1e6) if counted else None
+            row.interval(took_us / 1e6, all(busy), held)
 
     # --- what is shown --------------------------------------------------------------------------------------------
 
@@ -205,16 +213,14 @@ class GpuSource:
             "simulated": self.simulated,
             "gone": self.gone,
             "last": last,
-            "throttle": [[*key, s.seen, s.since, s.last, s.start] for key, s in self._throttle.items()],
+            "throttle": [[*key, *held.snapshot()] for key, held in self._throttle.items()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.host, self.inventory = state["host"], state["inventory"]
         self.simulated, self.gone = state["simulated"], state["gone"]
         self.last = None if state["last"] is None else msgspec.convert(state["last"], Gpu, strict=False)
-        for gpu, bit, seen, since, last, start in state["throttle"]:
-            throttle = self._throttle[gpu, bit] = _Throttle()
-            throttle.seen, throttle.since, throttle.last, throttle.start = seen, since, last, start
+        self._throttle = {(gpu, bit): Holding(*held) for gpu, bit, *held in state["throttle"]}
 
 
 def cell(column: Sequence[T | None], gpu: int) -> T | None:
@@ -228,26 +234,6 @@ def _first(*values: T | None) -> T | None:
 
 def _size(event: Gpu) -> int:
     return max(len(event.status), *(len(getattr(event, name)) for name in _MEANS))
-
-
-def _held(state: _Throttle, t: int) -> bool:
-    """Whether it begins: with two samples in a row, for single flashes at P-state changes are no throttling."""
-    state.start = t if state.seen == 0 else state.start
-    state.seen += 1
-    state.last = t
-    if state.since is None and state.seen >= 2:
-        state.since = state.start
-        return True
-    return False
-
-
-def _released(state: _Throttle, t: int) -> bool:
-    """Whether it ends: after five seconds without it, so that a card at its cap does not fill the list."""
-    state.seen = 0
-    if state.since is not None and t - state.last >= _END_AFTER_US:
-        state.since = None
-        return True
-    return False
 
 
 def _add_energy(totals: Totals, before: Gpu, event: Gpu, gpu: int, took_us: int) -> None:

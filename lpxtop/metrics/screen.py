@@ -27,7 +27,7 @@ _MIN_PARTIAL_S = 0.25
 
 
 def view(state: "RunState") -> RunView:
-    """Everything a frame shows."""
+    """Everything a frame shows, but for the diagnosis."""
     header = state.header
     target = {} if header is None else header.target
     window = window_slots(state)
@@ -62,7 +62,6 @@ def view(state: "RunState") -> RunView:
         events=lines,
         marks=codes(lines),
         quality=quality.view(client, verdicts),
-        verdicts=verdicts,
         slo=tuple(str(term) for term in state.slo),
         token_source=state.counts.token_source,
         itl_trusted=state.counts.trusted,

@@ -4,20 +4,33 @@ Values of the last scrape of each second lie in the slots (`Slot.servers`), so a
 that went back began again at 0 (the probe tells of the restart). Must not scrape or parse.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import Any
 
 from lpxtop.events.records import Server
+from lpxtop.metrics.holding import Holding
 from lpxtop.metrics.slots import Slot
+from lpxtop.metrics.sums import KV_FULL, ServerSums
 from lpxtop.metrics.view import ServerView
 
 COUNTERS = (
     "prefix_cache_hits", "prefix_cache_queries", "preemptions", "output_tokens", "prompt_tokens", "decode_seconds",
+    "prefill_seconds",
 )  # fmt: skip
-HISTOGRAMS = ("ttft", "itl")
-_GAUGES = ("running", "waiting", "kv_usage")
+HISTOGRAMS = ("ttft", "itl", "queue")
+_GAUGES = ("running", "waiting", "kv_usage", "running_max")
+CONDITIONS: dict[str, tuple[str, Callable[[Mapping[str, float], Mapping[str, float]], bool]]] = {
+    "queueing": ("requests wait in the server's queue", lambda now, _: now.get("waiting", 0.0) > 0),
+    "kv_full": ("the KV cache is full", lambda now, _: now.get("kv_usage", 0.0) > KV_FULL),
+    "preemptions": ("requests are preempted", lambda now, before: _grew(now, before, "preemptions")),
+}
+"""Code -> what to say of it, and whether it holds, from a scrape and the one before."""
+
+Alert = tuple[int, str, str]
+"""t, level, text of something that began or ended."""
 
 
 class ServerSource:
@@ -32,25 +45,53 @@ class ServerSource:
         self.values: dict[str, float] = {}
         self.totals: dict[str, list[float]] = {}
         self.histograms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._holding: dict[str, Holding] = {}
+        self._held_before: deque[tuple[str, int, int]] = deque(maxlen=1000)
 
-    def scrape(self, event: Server, slot: Slot | None, measured: bool) -> str | None:
-        """Fold one scrape; a sentence when the server became unreachable or came back."""
+    def scrape(self, event: Server, slot: Slot | None, measured: bool, sums: ServerSums | None = None) -> list[Alert]:
+        """Fold one scrape; what began or ended with it. `sums` are those of the measured time it is in."""
         news = self._news(event)
         self.url, self.ok, self.error, self.t = event.url, event.ok, event.error, max(self.t, event.t)
         if not event.ok:
             return news
         self.info = self.info | event.info
-        self.values = values = _flat(event)
+        before, self.values = self.values, _flat(event)
+        values = self.values
+        alerts = self._alerts(event.t, values, before)
         if slot is not None:
             slot.servers[self.src] = [event.t, {name: values[name] for name in _IN_SLOT if name in values}]
         if measured:
             self._measure(event)
-        return news
+        if sums is not None:
+            add_scrape(sums, values)
+        return [*news, *alerts]
 
-    def _news(self, event: Server) -> str | None:
+    def _news(self, event: Server) -> list[Alert]:
         if self.ok and not event.ok:
-            return f"server metrics unreachable: {event.error or event.url}"
-        return "server metrics are back" if event.ok and not self.ok else None
+            return [(event.t, "warn", f"server metrics unreachable: {event.error or event.url}")]
+        return [(event.t, "info", "server metrics are back")] if event.ok and not self.ok else []
+
+    def _alerts(self, t: int, values: Mapping[str, float], before: Mapping[str, float]) -> list[Alert]:
+        found: list[Alert] = []
+        for code, (text, holds) in CONDITIONS.items():
+            held = holds(values, before)
+            if not held and code not in self._holding:
+                continue
+            change = self._holding.setdefault(code, Holding()).look(held, t)
+            if change is None:
+                continue
+            what, began, last = change
+            if what == "began":
+                found.append((began, "warn", text))
+            else:
+                found.append((last, "info", f"{text}: ended after {(last - began) / 1e6:.0f} s"))
+                self._held_before.append((code, began, last))
+        return found
+
+    def held(self) -> list[tuple[str, int, int | None]]:
+        """Code, begin and end (None: still) of each stretch of queueing, full KV cache or preemptions."""
+        now = [(code, state.since, None) for code, state in self._holding.items() if state.since is not None]
+        return sorted([*self._held_before, *now], key=lambda stretch: stretch[1])
 
     def _measure(self, event: Server) -> None:
         """First, last, sum, count, highest and gain of each concept; first and last of each histogram."""
@@ -99,16 +140,27 @@ class ServerSource:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "url": self.url, "t": self.t, "ok": self.ok, "error": self.error, "info": self.info, "values": self.values
+            "url": self.url, "t": self.t, "ok": self.ok, "error": self.error, "info": self.info, "values": self.values,
+            "holding": {code: held.snapshot() for code, held in self._holding.items()},
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in ("url", "t", "ok", "error", "info", "values"):
+            setattr(self, name, state[name])
+        self._holding = {code: Holding(*held) for code, held in state.get("holding", {}).items()}
 
 
 _SUMS = tuple(f"{name}.{part}" for name in HISTOGRAMS for part in ("sum", "count"))
 _IN_SLOT = (*_GAUGES, *COUNTERS, *_SUMS)
+
+
+def add_scrape(sums: ServerSums, values: Mapping[str, float]) -> None:
+    """Add a scrape's values, as they lie in the slots, to the sums of a stretch."""
+    sums.scrape(values, _GAUGES, (*COUNTERS, *_SUMS))
+
+
+def _grew(now: Mapping[str, float], before: Mapping[str, float], name: str) -> bool:
+    return name in now and name in before and now[name] > before[name]
 
 
 def _flat(event: Server) -> dict[str, float]:

@@ -7,10 +7,13 @@ phases, levels or exact counts.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from lpxtop.events.buckets import bucket
 from lpxtop.events.records import Finished
 from lpxtop.metrics import definitions
 from lpxtop.metrics.distribution import Counts, add, merged, pack, percentiles, unpack
+from lpxtop.metrics.sums import Sums
 
 SLOT_US = 1_000_000
 KEPT = 300
@@ -30,9 +33,10 @@ class Slot:
     `extra` is tokens beyond one per chunk, `unknown` chunks whose tokens nobody counted; `residence_us` sums
     sent to end of the `ended` requests, failed ones too. Per source: `in_flight` [sum,
     samples], `cpu` [cpu µs, wall µs], `gpus` one list of sums per GPU, `servers` [t, values of the last scrape].
+    `sums` are what diagnosis looks at, of measured time.
     """
 
-    __slots__ = (*_DISTRIBUTIONS, *_NUMBERS, *_PER_SOURCE, "icl_row", "second", "ttft_row")
+    __slots__ = (*_DISTRIBUTIONS, *_NUMBERS, *_PER_SOURCE, "icl_row", "second", "sums", "ttft_row")
 
     icl: Counts
     split: Counts
@@ -71,6 +75,7 @@ class Slot:
             setattr(self, name, 0)
         for name in _PER_SOURCE:
             setattr(self, name, {})
+        self.sums = Sums()
         self.icl_row: tuple[bool, list[int | None]] | None = None
         self.ttft_row: list[int | None] | None = None
 
@@ -115,6 +120,8 @@ class Slot:
         state: dict[str, Any] = {"s": self.second}
         state |= {name: pack(counts) for name in _DISTRIBUTIONS if (counts := getattr(self, name))}
         state |= {name: number for name in (*_NUMBERS, *_PER_SOURCE) if (number := getattr(self, name))}
+        if not self.sums.empty:
+            state["sums"] = self.sums
         return state
 
     @classmethod
@@ -125,6 +132,8 @@ class Slot:
                 setattr(slot, name, unpack(value))
             elif name in _NUMBERS or name in _PER_SOURCE:
                 setattr(slot, name, value)
+        if "sums" in state:
+            slot.sums = msgspec.convert(state["sums"], Sums, strict=False)
         return slot
 
 

@@ -33,14 +33,17 @@ from lpxtop.metrics import definitions, screen, slo
 from lpxtop.metrics.arrivals import Cell, into_cells
 from lpxtop.metrics.client import ClientTotals, LoadSources
 from lpxtop.metrics.counts import RequestCounts
+from lpxtop.metrics.diagnosis import diagnose
 from lpxtop.metrics.distribution import count_all, merge, split_correction, tick_bucket
 from lpxtop.metrics.eventlog import EventLog
+from lpxtop.metrics.evidence import of_screen
 from lpxtop.metrics.exact import Exact
 from lpxtop.metrics.gpus import GpuSource
 from lpxtop.metrics.levels import Timeline
 from lpxtop.metrics.servers import ServerSource
 from lpxtop.metrics.slots import KEPT, SLOT_US, Ring, Slot
 from lpxtop.metrics.streams import Stream, Streams, is_buffered
+from lpxtop.metrics.sums import ServerSums, Sums
 from lpxtop.metrics.view import RunView
 
 _KEYFRAME_VERSION = 1
@@ -54,6 +57,7 @@ class RunState:
         self.window_s = window_s
         self.exact = Exact() if exact else None
         self.client_totals = ClientTotals() if exact else None
+        self.sums: dict[int | None, Sums] = {}
         self.header: Header | None = None
         self.plan: dict[str, dict[str, Any]] = {}
         self.slo: tuple[slo.Term, ...] = ()
@@ -245,11 +249,14 @@ class RunState:
         self.timeline.finished(event, route, streamed)
         if self.exact is not None:
             self.exact.finished(event, route, self.timeline.at(end)[0], streamed, good)
+        slot = self._slot(end)
+        for sums in self._sums(end, slot, draining=True):
+            sums.requests.request(event, streamed)
         self._input(event, stream, end)
         self._unstreamed(event, stream, end)
         if definitions.failed(event):
             self.log.failure(end, event)
-        if (slot := self._slot(end)) is not None:
+        if slot is not None:
             slot.ended_with(event, end, streamed, good)
 
     def _input(self, event: Finished, stream: Stream | None, end: int) -> None:
@@ -275,11 +282,29 @@ class RunState:
 
     # --- load processes, GPUs, servers ----------------------------------------------------------------------------
 
+    @property
+    def watching(self) -> bool:
+        """Whether the session sends no load."""
+        return self.header is not None and self.header.kind == "watch"
+
     def measuring(self, t: int) -> bool:
         """Whether `t` belongs to the measurement; watching, or a session without phases, is one from begin to end."""
-        if (self.header is not None and self.header.kind == "watch") or len(self.timeline.parts) == 1:
+        if self.watching or len(self.timeline.parts) == 1:
             return True
         return self.timeline.at(t)[0].kind in ("settle", "steady")
+
+    def _level_sums(self, t: int, draining: bool = False) -> Sums | None:
+        """Of an exact state the sums of the level that owns `t`; None outside the measured time."""
+        part = self.timeline.at(t)[0]
+        if self.exact is None or not (self.measuring(t) or (draining and part.kind == "drain")):
+            return None
+        return self.sums.setdefault(None if part.kind == "before" else part.level, Sums())
+
+    def _sums(self, t: int, slot: Slot | None, draining: bool = False) -> list[Sums]:
+        """Where a moment's evidence adds up when it is measured: its second, and the level of an exact state."""
+        level = self._level_sums(t, draining)
+        second = slot.sums if slot is not None and self.measuring(t) else None
+        return [place for place in (second, level) if place is not None]
 
     def _load_sample(self, event: LoadSample) -> None:
         self.load.sample(event)
@@ -287,6 +312,8 @@ class RunState:
             self.timeline.still_draining(event.t)
         if (slot := self._slot(event.t)) is not None:
             self.load.to_slot(slot, event)
+        if (level := self._level_sums(event.t)) is not None:
+            level.load(event.src, event.in_flight, 1)
         if self.client_totals is not None and self.timeline.at(event.t)[0].kind in ("settle", "steady", "drain"):
             self.client_totals.sample(event)
 
@@ -300,7 +327,9 @@ class RunState:
         measured = self.exact is not None and self.measuring(event.t)
         if "ok" in event.status:
             self.gpu_note = None
-        for t, level, text in self._gpu_source(event.src).sample(event, self._slot(event.t), measured):
+        slot = self._slot(event.t)
+        sums = self._sums(event.t, slot)
+        for t, level, text in self._gpu_source(event.src).sample(event, slot, measured, sums):
             self.log.add(t, level, text)
 
     def _server(self, event: Server) -> None:
@@ -308,15 +337,18 @@ class RunState:
         if server is None:
             server = self.servers[event.src] = ServerSource(event.src, event.url)
         measured = self.exact is not None and self.measuring(event.t)
-        news = server.scrape(event, self._slot(event.t), measured)
-        if news is not None:
-            self.log.add(event.t, "info" if event.ok else "warn", news)
+        level = self._level_sums(event.t)
+        sums = None if level is None else level.servers.setdefault(event.src, ServerSums())
+        for t, importance, text in server.scrape(event, self._slot(event.t), measured, sums):
+            self.log.add(t, importance, text if len(self.servers) == 1 else f"{event.src}: {text}")
 
     # --- out ------------------------------------------------------------------------------------------------------
 
     def view(self) -> RunView:
         """The frozen record of a frame."""
-        return screen.view(self)
+        shown = screen.view(self)
+        found = diagnose(of_screen(self, shown.levels, shown.quality.verdicts))
+        return msgspec.structs.replace(shown, verdicts=found)
 
     def snapshot(self) -> dict[str, Any]:
         """What a keyframe carries: all that the screen shows, and of the chart's slots those changed since the last

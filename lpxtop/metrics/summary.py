@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from lpxtop import format
 from lpxtop.metrics import exact, quality, screen
 from lpxtop.metrics.counts import mostly_known
+from lpxtop.metrics.diagnosis import diagnose_levels
+from lpxtop.metrics.evidence import Evidence, evidence, serving
 from lpxtop.metrics.exact import Exact, Figures
 from lpxtop.metrics.gpus import GpuSource, Totals
 from lpxtop.metrics.levels import Level
@@ -29,6 +32,7 @@ def summary(state: RunState) -> dict[str, Any]:
     places, seconds = _measured(state, counted)
     client = state.client_totals.client(state.load)
     verdicts = _verdicts(state, client, counted, seconds)
+    causes = diagnose_levels(_evidence(state, counted, verdicts))
     return {
         "schema": SCHEMA,
         "run": _run(state, seconds),
@@ -43,7 +47,7 @@ def summary(state: RunState) -> dict[str, Any]:
         "server_latency_ms": _server_latency(state),
         "alerts": _alerts(state),
         "quality": _quality(client, verdicts),
-        "verdicts": [_verdict(verdict) for verdict in verdicts],
+        "verdicts": [_verdict(verdict) for verdict in _together(causes, verdicts)],
     }
 
 
@@ -174,21 +178,15 @@ def _rate(amount: int, seconds: float | None) -> float | None:
     return None if seconds is None or seconds <= 0 else amount / seconds
 
 
-def _serving(state: RunState) -> list[GpuSource]:
-    """GPUs known to serve this endpoint: simulated ones, or those whose source says so."""
-    simulated = state.header is not None and state.header.simulated
-    return [source for source in state.gpus.values() if simulated or source.serves_target]
-
-
 def _energy_per_token(state: RunState, tokens: int) -> float | None:
-    joules = [_energy(totals)[0] for source in _serving(state) for totals in source.totals]
+    joules = [_energy(totals)[0] for source in serving(state) for totals in source.totals]
     if not joules or tokens <= 0 or any(value is None for value in joules):
         return None
     return sum(value for value in joules if value is not None) / tokens
 
 
 def _per_gpu(state: RunState, output: float | None) -> float | None:
-    gpus = sum(max(len(source.inventory), len(source.totals)) for source in _serving(state))
+    gpus = sum(max(len(source.inventory), len(source.totals)) for source in serving(state))
     return output / gpus if output is not None and gpus else None
 
 
@@ -271,7 +269,19 @@ def _energy(totals: Totals) -> tuple[float | None, str | None]:
 
 
 def _alerts(state: RunState) -> list[dict[str, Any]]:
-    """Each stretch of throttling; `to_s` is null where it still held at the end."""
+    """Each stretch of throttling, queueing, full KV cache or preemptions; `to_s` is null where it held to the end."""
+    return [*_gpu_alerts(state), *_server_alerts(state)]
+
+
+def _server_alerts(state: RunState) -> list[dict[str, Any]]:
+    return [
+        {"code": code, "from_s": begin / 1e6, "to_s": None if end is None else end / 1e6, "server": server.url}
+        for server in state.servers.values()
+        for code, begin, end in server.held()
+    ]
+
+
+def _gpu_alerts(state: RunState) -> list[dict[str, Any]]:
     return [
         {
             "code": f"throttled_{word.replace(' ', '_')}",
@@ -317,6 +327,36 @@ def _verdicts(state: RunState, client: quality.Client, counted: Exact, seconds: 
     return screen.judge(state, client, medians, seconds / due if seconds is not None and due else None)
 
 
+def _evidence(state: RunState, counted: Exact, verdicts: tuple[Verdict, ...]) -> dict[str, Evidence]:
+    """What each load level showed, by its name; a session of one level is judged by the figures of the whole."""
+    measured = {index: sums for index, sums in state.sums.items() if not sums.empty}
+    views = [screen.level_view(state, index) for index in state.timeline.levels]
+    found: dict[str, Evidence] = {}
+    for index, sums in measured.items():
+        places = counted.all() if len(measured) == 1 or index is None else [counted.level(index)]
+        ttft = exact.quantiles_of(places, "ttft").p50
+        name = _level_name(state, index)
+        found[name] = evidence(state, sums, ttft_p50_ms=ttft, level=index, levels=views, quality=verdicts)
+    return found
+
+
+def _level_name(state: RunState, index: int | None) -> str:
+    level = None if index is None else state.timeline.levels.get(index)
+    if level is None:
+        return "no load"
+    seen = screen.level_view(state, level.index)
+    load = (
+        format.with_unit(seen.rate, "req/s") if seen.rate is not None else f"{format.count(seen.concurrency)} in flight"
+    )
+    return f"{load} (from {format.duration(level.from_us / 1e6)})"
+
+
+def _together(causes: Sequence[Verdict], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Causes, weightiest first, then what quality says beyond them."""
+    said = {verdict.code for verdict in causes}
+    return [*causes, *(verdict for verdict in verdicts if verdict.code not in said)]
+
+
 def _quality(client: quality.Client, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     view = quality.view(client, tuple(verdicts))
     return {
@@ -333,4 +373,5 @@ def _quality(client: quality.Client, verdicts: Sequence[Verdict]) -> dict[str, A
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {"code": verdict.code, "level": verdict.level, "text": verdict.text, "evidence": verdict.evidence}
+    found = {"code": verdict.code, "level": verdict.level, "text": verdict.text, "evidence": verdict.evidence}
+    return found if verdict.next_step is None else found | {"next": verdict.next_step}

@@ -202,12 +202,13 @@ class QualityView(_Record, frozen=True, kw_only=True):
 
 
 class Verdict(_Record, frozen=True, kw_only=True):
-    """A judgement with its evidence. `level`: info, warn, error."""
+    """A judgement with its evidence. `level`: info, warn, error. `next_step`: what to try, where there is something."""
 
     code: str
     text: str
     level: str = "warn"
     evidence: dict[str, Any] = {}
+    next_step: str | None = None
 
 
 class RecordingView(_Record, frozen=True, kw_only=True):
@@ -259,7 +260,7 @@ class RunView(_Record, frozen=True, kw_only=True):
     events: tuple[EventLine, ...] = ()
     marks: tuple[tuple[int, str], ...] = ()  # (t, code) of concurrency changes and notes, for the charts
     quality: QualityView = QualityView()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # why it is slow, weightiest first; `quality` has its own
     slo: tuple[str, ...] = ()
     token_source: str | None = None
     itl_trusted: bool = True  # False: token counts per chunk are not known, itl equals icl and is labelled icl

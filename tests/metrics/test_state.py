@@ -170,7 +170,7 @@ def test_final_usage_with_more_tokens_than_chunks() -> None:
     assert found["tokens"]["tpot_first_chunk_assumed"] == 1
     assert found["tokens"]["per_chunk_known"] is False
     assert found["throughput"]["output_tokens_by"] == "finished"
-    assert "tokens_per_chunk" in [verdict.code for verdict in view.verdicts]
+    assert "tokens_per_chunk" in [verdict.code for verdict in view.quality.verdicts]
 
 
 def test_unknown_tokens_per_s_stay_unknown_until_something_finishes() -> None:
