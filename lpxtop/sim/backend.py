@@ -14,6 +14,7 @@ from lpxtop.sim.http import Responder
 from lpxtop.sim.jobs import Ask, Record, block_hashes
 from lpxtop.sim.metrics import ServerMetrics
 from lpxtop.sim.presets import SimConfig
+from lpxtop.sim.timer import StepTimer
 
 GPU_TICK_S = 0.1
 TROUBLE_AFTER_TOKENS = 3
@@ -102,22 +103,29 @@ class Backend:
     async def run_engine(self) -> None:
         """Step while there is work; each step's tokens go out when it ends. A step begins where the one before was
         due to end, so that late wake-ups do not add up; a loop that cannot keep up slips instead of hurrying."""
-        deadline = time.monotonic()
-        while True:
-            if self.engine.idle:
-                self._work.clear()
-                await self._work.wait()
-                deadline = time.monotonic()
-            self.engine.clock_factor = self.gpu.clock_factor
-            step = self.engine.step(deadline)
-            deadline = max(deadline + step.duration_s, time.monotonic())
-            await asyncio.sleep(deadline - time.monotonic())
-            self._account(step)
-            now_s = time.monotonic()
-            for sequence, tokens in step.emitted:
-                job = self._jobs.get(sequence.id)
-                if job is not None:
-                    self._send(job, tokens, now_s)
+        timer = StepTimer()
+        try:
+            deadline = time.monotonic()
+            while True:
+                if self.engine.idle:
+                    self._work.clear()
+                    await self._work.wait()
+                    deadline = time.monotonic()
+                self.engine.clock_factor = self.gpu.clock_factor
+                step = self.engine.step(deadline)
+                deadline = max(deadline + step.duration_s, time.monotonic())
+                await timer.until(deadline)
+                self._emit(step)
+        finally:
+            timer.close()
+
+    def _emit(self, step: Step) -> None:
+        self._account(step)
+        now_s = time.monotonic()
+        for sequence, tokens in step.emitted:
+            job = self._jobs.get(sequence.id)
+            if job is not None:
+                self._send(job, tokens, now_s)
 
     def _account(self, step: Step) -> None:
         engine = self._config.engine

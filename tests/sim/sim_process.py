@@ -83,7 +83,12 @@ def _text(event: dict) -> str:
 
 
 async def stream(url: str, **fields) -> Stream:
-    """One chat stream over a socket of its own."""
+    """One chat stream over a socket of its own, within 20 s."""
+    async with asyncio.timeout(20):
+        return await _stream(url, fields)
+
+
+async def _stream(url: str, fields: dict) -> Stream:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = {"model": "sim-8b", "stream": True, "max_tokens": 6, "ignore_eos": True,

@@ -85,6 +85,18 @@ def test_the_youngest_is_preempted_when_the_cache_is_full_and_ends_with_all_its_
     assert engine.preemptions == second.preemptions
 
 
+def test_a_preempted_request_is_the_next_to_run():
+    """It goes before everybody who was waiting already."""
+    engine = Engine(EngineConfig(**{**_fields(PLAIN), "kv_tokens": 160}))
+    for number in (1, 2, 3):
+        engine.add(sequence(number, prompt=60, tokens=40))
+    while not engine.preemptions:
+        engine.step(0.0)
+
+    assert [s.id for s in engine.running] == [1]
+    assert [s.id for s in engine.waiting] == [2, 3]
+
+
 def test_a_known_prefix_is_not_computed_again():
     """The second request with the same 48-token prefix computes only the rest."""
     engine = Engine(EngineConfig(**{**_fields(PLAIN), "prefix_cache": True}))
