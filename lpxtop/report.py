@@ -297,7 +297,11 @@ def _why(summary: dict[str, Any]) -> list[str]:
     for cause in _causes(summary):
         lines += _wrapped(_MARKS.get(cause["level"], "i  "), cause["text"])
         lines += textwrap.wrap(
-            format.clean(cause["next"], 500), WIDTH, initial_indent="   → ", subsequent_indent="     "
+            format.clean(cause["next"], 500),
+            WIDTH,
+            initial_indent="   → ",
+            subsequent_indent="     ",
+            break_on_hyphens=False,
         )
     return ["why", *lines] if lines else []
 

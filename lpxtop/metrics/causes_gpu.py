@@ -9,7 +9,7 @@ from statistics import median
 
 from lpxtop import format
 from lpxtop.metrics.evidence import Evidence, GpuFacts
-from lpxtop.metrics.finding import CAUSE, HINT, Finding, share
+from lpxtop.metrics.finding import CAUSE, HINT, Finding, about, share
 
 BUSY_SAMPLES = 4
 """Busy samples a rule needs: 2 s at the slowest rate of the probes."""
@@ -78,8 +78,8 @@ def power_wall(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         code="power_wall",
-        text=f"power wall: {_names(found)} at {format.significant(gpu.power_watts)} of "
-        f"{format.significant(gpu.power_limit_watts)} W, clocks held down "
+        text=f"power wall: {_names(found)} at {about(gpu.power_watts)} of "
+        f"{about(gpu.power_limit_watts)} W, clocks held down "
         f"{format.percent(gpu.share(*_POWER))} of the busy time{_clocks(gpu)}",
         next_step="prefill and TTFT feel it, memory-bound decoding hardly: raise the limit if it was lowered "
         "(nvidia-smi -pl), else spread the load over more GPUs",
@@ -100,8 +100,8 @@ def power_capped_elsewhere(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         code="power_capped_elsewhere",
-        text=f"{_names(found)} is power-capped at {format.significant(gpu.power_watts)} W, far below its limit of "
-        f"{format.significant(gpu.power_limit_watts)} W: something outside the driver caps it{_clocks(gpu)}",
+        text=f"{_names(found)} is power-capped at {about(gpu.power_watts)} W, far below its limit of "
+        f"{about(gpu.power_limit_watts)} W: something outside the driver caps it{_clocks(gpu)}",
         next_step="ask for the chassis's or the management controller's power policy, and check the power cables",
         weight=CAUSE + share(gpu.clock_lost),
         evidence={
@@ -129,14 +129,15 @@ def thermal_wall(evidence: Evidence) -> Finding | None:
     if gpu is None:
         return None
     held = gpu.share(*_HOT)
+    hottest = "" if gpu.temperature_c is None else f", up to {about(gpu.temperature_c)} °C"
     said = (
         f"thermal wall: {_names(found)} slowed for heat {format.percent(held)} of the busy time"
         if held > 0
-        else f"{_names(found)} is close to its thermal limit, {format.significant(gpu.margin_c)} °C below"
+        else f"{_names(found)} is close to its thermal limit, {about(gpu.margin_c)} °C below"
     )
     return Finding(
         code="thermal_wall",
-        text=f"{said}, up to {format.significant(gpu.temperature_c)} °C{_clocks(gpu)}",
+        text=f"{said}{hottest}{_clocks(gpu)}",
         next_step="check fans, inlet air and dust; with a core well below its limit it is the memory that is hot",
         level="error" if gpu.held.get("hw thermal", 0) >= HOT_SAMPLES else "warn",
         weight=CAUSE + share(max(held, gpu.clock_lost)) if held > 0 else HINT + 0.9,

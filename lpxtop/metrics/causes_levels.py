@@ -7,7 +7,7 @@ those of wire-metrics-stats.md D.4: throughput flat, latency rising.
 from lpxtop import format
 from lpxtop.metrics.causes_server import mean_utilization
 from lpxtop.metrics.evidence import Evidence, LevelFacts
-from lpxtop.metrics.finding import CAUSE, HINT, Finding, share
+from lpxtop.metrics.finding import CAUSE, HINT, Finding, about, share
 
 LEVEL_REQUESTS = 8
 """Requests a level needs before it is compared."""
@@ -46,10 +46,10 @@ def over_knee(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         code="over_knee",
-        text=f"over the knee: from {format.significant(before.load)} to {format.significant(now.load)} throughput went "
-        f"{format.significant(before.output_tokens_per_s)} → {format.significant(now.output_tokens_per_s)} tok/s and a "
+        text=f"over the knee: from {about(before.load)} to {about(now.load)} throughput went "
+        f"{about(before.output_tokens_per_s)} → {about(now.output_tokens_per_s)} tok/s and a "
         f"request {format.latency(before.e2e_p50_ms)} → {format.latency(now.e2e_p50_ms)}",
-        next_step=f"go back towards {format.significant(before.load)}: more load only makes everybody wait",
+        next_step=f"go back towards {about(before.load)}: more load only makes everybody wait",
         weight=CAUSE + share(1 - 1 / slower),
         evidence={
             "load_before": before.load,
@@ -72,9 +72,9 @@ def decode_bound(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         code="decode_bound",
-        text=f"decode is bound by memory bandwidth: memory controller {format.significant(min(memory))}% busy, and ITL "
+        text=f"decode is bound by memory bandwidth: memory controller {about(min(memory))}% busy, and ITL "
         f"{format.latency(before.itl_p50_ms)} → {format.latency(now.itl_p50_ms)} from "
-        f"{format.significant(before.load)} to {format.significant(now.load)}",
+        f"{about(before.load)} to {about(now.load)}",
         next_step="a larger batch costs little latency here; a single stream gets faster with a smaller model, fewer "
         "bits, or speculative decoding",
         level="info",

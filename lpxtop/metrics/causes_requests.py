@@ -6,6 +6,7 @@ Each function takes the evidence and returns a finding or None. Must not look at
 from lpxtop import format
 from lpxtop.metrics.evidence import Evidence
 from lpxtop.metrics.finding import CAUSE, FIRST, HINT, Finding, share
+from lpxtop.metrics.sums import NO_FIRST_TOKEN_S, STALLED_S
 from lpxtop.metrics.view import Verdict
 
 BUFFERED_SHARE = 0.05
@@ -14,8 +15,8 @@ RATE_LIMITED_SHARE = 0.01
 ERRORS_SHARE = 0.10
 """From here on latencies are those of survivors (wire-metrics-stats.md D.5: errors first)."""
 ERRORS_LEAST = 3
-STALLED_S, NO_FIRST_TOKEN_S = 5.0, 30.0
-"""Silence of every request in flight: after a first token, and before one (a long prompt takes its time)."""
+_UNANSWERED = ("cut", "cancelled", "stall", "timeout")
+"""Outcomes of a request that the server left waiting."""
 NETWORK_SHARE, NETWORK_LEAST_MS = 0.25, 2.0
 NETWORK_SAMPLES = 5
 PREFILL_SAMPLES = 20
@@ -108,17 +109,30 @@ def errors_dominate(evidence: Evidence) -> Finding | None:
 
 
 def stalled(evidence: Evidence) -> Finding | None:
+    """Now: nobody in flight hears anything. In the end: all that were left without an answer had long been silent."""
     limit_s = STALLED_S if evidence.open_started else NO_FIRST_TOKEN_S
-    if not evidence.open_sent or evidence.silent_s is None or evidence.silent_s < limit_s:
+    now = evidence.open_sent if evidence.silent_s is not None and evidence.silent_s >= limit_s else 0
+    silent = evidence.requests.silent
+    left = sum(evidence.requests.outcomes.get(outcome, 0) for outcome in _UNANSWERED)
+    if not now and not (silent and silent >= left):
         return None
+    said = (
+        f"{format.count(now)} requests are in flight and none got a token for {format.duration(evidence.silent_s)}"
+        if now
+        else f"{format.count(silent)} requests ended without an answer, after {STALLED_S:.0f} s or more without a token"
+    )
     return Finding(
         code="stalled",
-        text=f"the server is silent: {format.count(evidence.open_sent)} requests are in flight and none got a token "
-        f"for {format.duration(evidence.silent_s)}",
-        next_step="look whether the engine hangs (its log, its GPUs), before the requests time out",
+        text=f"the server fell silent: {said}",
+        next_step="look whether the engine hangs: its log, and whether its GPUs work",
         level="error",
         weight=FIRST + 0.99,
-        evidence={"in_flight_requests": evidence.open_sent, "silent_s": evidence.silent_s, "limit_s": limit_s},
+        evidence={
+            "in_flight_requests": now or None,
+            "silent_s": evidence.silent_s if now else None,
+            "silent_requests": silent or None,
+            "limit_s": limit_s if now else STALLED_S,
+        },
     )
 
 

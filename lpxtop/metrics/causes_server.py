@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lpxtop import format
 from lpxtop.metrics.evidence import Evidence, GpuFacts, ServerFacts
-from lpxtop.metrics.finding import CAUSE, HINT, Finding, share
+from lpxtop.metrics.finding import CAUSE, HINT, Finding, about, share
 from lpxtop.metrics.sums import KV_FULL
 
 QUEUED_SHARE, QUEUED_SCRAPES = 0.5, 2
@@ -39,11 +39,13 @@ def kv_full(evidence: Evidence) -> Finding | None:
     if server.preemptions <= 0 and not blocked:
         return None
     usage, waiting = server.kv_usage_high, server.waiting
-    put_back = f", {format.significant(server.preemptions)} preemptions" if server.preemptions > 0 else ""
+    seen = [f"up to {format.percent(usage)} in use"] if usage is not None else []
+    seen += [f"{about(waiting)} waiting"] if waiting is not None else []
+    seen += [f"{about(server.preemptions)} preemptions"] if server.preemptions > 0 else []
+    said = "the KV cache is full" if blocked else "the KV cache runs out"
     return Finding(
         code="kv_full",
-        text=f"the KV cache is full{_which(evidence, server)}: up to {format.percent(usage)} in use, "
-        f"{format.significant(waiting)} waiting{put_back}",
+        text=f"{said}{_which(evidence, server)}: {', '.join(seen)}",
         next_step="give the KV cache more memory (vLLM: --gpu-memory-utilization, --kv-cache-dtype fp8), lower "
         "--max-tokens, or send fewer at once",
         weight=CAUSE + share(0.5 + 0.5 * max(_waiting_share(server), server.kv_full_share)),
@@ -64,11 +66,12 @@ def queueing(evidence: Evidence) -> Finding | None:
         return None
     if server.queued_share * server.scrapes < QUEUED_SCRAPES:
         return None
+    beside = "" if server.running is None else f" beside {about(server.running)} running"
     wait = f"; they wait {format.latency(server.queue_ms)} on average" if server.queue_ms is not None else ""
     return Finding(
         code="queueing",
-        text=f"requests queue in the server{_which(evidence, server)}: {format.significant(server.waiting)} wait for "
-        f"a place beside {format.significant(server.running)} running{wait}",
+        text=f"requests queue in the server{_which(evidence, server)}: {about(server.waiting)} wait for a place{beside}"
+        f"{wait}",
         next_step="raise the batch limit while the KV cache has room (vLLM: --max-num-seqs), add a replica, or send "
         "fewer at once",
         weight=CAUSE + share(_waiting_share(server)),
@@ -133,7 +136,7 @@ def host_bound(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         code="host_bound",
-        text=f"host-bound: {format.significant(batch)} requests run, but the GPUs work {format.significant(busy)}% of "
+        text=f"host-bound: {about(batch)} requests run, but the GPUs work {about(busy)}% of "
         "the time: the CPU side does not feed them",
         next_step="look at the engine process (top -H): one thread at 100% is the scheduler, tokenizer or HTTP server; "
         "give it CPUs of its own",
@@ -152,8 +155,8 @@ def under_fed(evidence: Evidence) -> Finding | None:
     alone = evidence.in_flight <= ALONE_IN_FLIGHT and usage is not None and usage < ROOMY_KV
     if evidence.in_flight <= 0 or not (idle or alone):
         return None
-    seen = [f"{format.significant(evidence.in_flight)} in flight", "none waiting"]
-    seen += [f"GPU {format.significant(busy)}% busy"] if idle else []
+    seen = [f"{about(evidence.in_flight)} in flight", "none waiting"]
+    seen += [f"GPU {about(busy)}% busy"] if idle else []
     seen += [f"KV cache {format.percent(usage, 1)} in use"] if usage is not None else []
     return Finding(
         code="under_fed",

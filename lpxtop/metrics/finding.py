@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from lpxtop import format
 from lpxtop.metrics.evidence import Evidence
 from lpxtop.metrics.view import Verdict
 
@@ -14,7 +15,8 @@ how much it explains, is added."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """`evidence` holds numbers, their unit at the end of each name; `weight` is a class plus what it explains."""
+    """`evidence` holds numbers, their unit at the end of each name (None: not known, left out of the verdict);
+    `weight` is a class plus what it explains."""
 
     code: str
     text: str
@@ -24,9 +26,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "warn"
 
     def verdict(self) -> Verdict:
-        return Verdict(
-            code=self.code, text=self.text, level=self.level, evidence=self.evidence, next_step=self.next_step
-        )
+        known = {name: value for name, value in self.evidence.items() if value is not None}
+        return Verdict(code=self.code, text=self.text, level=self.level, evidence=known, next_step=self.next_step)
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,3 +46,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 def share(value: float) -> float:
     """A share as the part of a weight that explains."""
     return min(0.99, max(0.0, value))
+
+
+def about(value: float | None) -> str:
+    """A mean or a count in a sentence: 3, 0.25, 1 284."""
+    if value is None:
+        return format.UNKNOWN
+    return format.significant(value) if abs(value) >= 1000 else f"{value:.3g}"

@@ -211,6 +211,7 @@ class GpuSource:
             "host": self.host,
             "inventory": self.inventory,
             "simulated": self.simulated,
+            "serves_target": self.serves_target,
             "gone": self.gone,
             "last": last,
             "throttle": [[*key, *held.snapshot()] for key, held in self._throttle.items()],
@@ -219,6 +220,7 @@ class GpuSource:
     def restore(self, state: dict[str, Any]) -> None:
         self.host, self.inventory = state["host"], state["inventory"]
         self.simulated, self.gone = state["simulated"], state["gone"]
+        self.serves_target = state.get("serves_target", False)
         self.last = None if state["last"] is None else msgspec.convert(state["last"], Gpu, strict=False)
         self._throttle = {(gpu, bit): Holding(*held) for gpu, bit, *held in state["throttle"]}
 

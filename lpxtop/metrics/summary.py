@@ -336,6 +336,8 @@ def _evidence(state: RunState, counted: Exact, verdicts: tuple[Verdict, ...]) ->
         places = counted.all() if len(measured) == 1 or index is None else [counted.level(index)]
         ttft = exact.quantiles_of(places, "ttft").p50
         name = _level_name(state, index)
+        if name in found and index is not None:
+            name = f"{name} (from {format.duration(state.timeline.levels[index].from_us / 1e6)})"
         found[name] = evidence(state, sums, ttft_p50_ms=ttft, level=index, levels=views, quality=verdicts)
     return found
 
@@ -343,12 +345,11 @@ def _evidence(state: RunState, counted: Exact, verdicts: tuple[Verdict, ...]) ->
 def _level_name(state: RunState, index: int | None) -> str:
     level = None if index is None else state.timeline.levels.get(index)
     if level is None:
-        return "no load"
+        return "before the first level"
     seen = screen.level_view(state, level.index)
-    load = (
-        format.with_unit(seen.rate, "req/s") if seen.rate is not None else f"{format.count(seen.concurrency)} in flight"
-    )
-    return f"{load} (from {format.duration(level.from_us / 1e6)})"
+    if seen.rate is not None:
+        return format.with_unit(seen.rate, "req/s")
+    return f"{format.count(seen.concurrency)} in flight"
 
 
 def _together(causes: Sequence[Verdict], verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -18,6 +18,8 @@ THROTTLE_WORDS = {0x4: "power cap", 0x8: "hw slowdown", 0x20: "thermal", 0x40: "
 """NVML clock-event bits that hold clocks down. Idle (0x1), application clocks (0x2) and display (0x100) are none."""
 BUSY_PERCENT = 70.0
 """A GPU sample counts as busy from here on (gpu.md 2.4: the rules look at a busy window, utilisation ≥ 70 %)."""
+STALLED_S, NO_FIRST_TOKEN_S = 5.0, 30.0
+"""Silence that is a stall: after a first token, and before one (a long prompt takes its time)."""
 KV_FULL = 0.9
 """KV usage above which the cache counts as full (the design's rule of queueing)."""
 
@@ -119,10 +121,12 @@ def _cell(event: Gpu, column: str, gpu: int) -> Any:
 
 class RequestSums(msgspec.Struct, omit_defaults=True):
     """Our requests by their end. `fit` sums 1, x, y, xx, xy, yy of x = prompt tokens that were computed (cached ones
-    are not) and y = TTFT in ms; `rtt` are log buckets of µs."""
+    are not) and y = TTFT in ms; `rtt` are log buckets of µs; `silent` are those that ended without an answer after a
+    stall."""
 
     ended: int = 0
     outcomes: dict[str, int] = {}
+    silent: int = 0
     rtt: Counts = {}
     fit: list[float] = []
     input_tokens: int = 0
@@ -132,6 +136,7 @@ class RequestSums(msgspec.Struct, omit_defaults=True):
         """One measured request that ended."""
         self.ended += 1
         self.outcomes[event.outcome] = self.outcomes.get(event.outcome, 0) + 1
+        self.silent += _silent(event)
         if event.rtt_us is not None:
             add(self.rtt, bucket(event.rtt_us))
         if event.input_tokens is None:
@@ -150,6 +155,7 @@ class RequestSums(msgspec.Struct, omit_defaults=True):
 
     def join(self, other: "RequestSums") -> None:
         self.ended += other.ended
+        self.silent += other.silent
         for outcome, n in other.outcomes.items():
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + n
         merge(self.rtt, other.rtt)
@@ -157,6 +163,14 @@ class RequestSums(msgspec.Struct, omit_defaults=True):
             self.fit = [a + b for a, b in zip(self.fit, other.fit, strict=True)] if self.fit else list(other.fit)
         self.input_tokens += other.input_tokens
         self.cached_tokens += other.cached_tokens
+
+
+def _silent(event: Finished) -> bool:
+    if event.end_us is None or event.outcome in definitions.ANSWERED:
+        return False
+    if event.last_token_us is None:
+        return event.end_us >= NO_FIRST_TOKEN_S * 1e6
+    return event.end_us - event.last_token_us >= STALLED_S * 1e6
 
 
 class ServerSums(msgspec.Struct):

@@ -121,7 +121,8 @@ class Worker:
             warmup=made["warmup"], outcome=made["outcome"], status=500 if made["outcome"] == "http_5xx" else 200,
             first_byte_us=first, first_event_us=first, first_token_us=first, first_content_us=first,
             last_token_us=last, end_us=last + 40, chunks=len(made["ticks"]), first_chunk_tokens=made["tokens"][0],
-            input_tokens=100, output_tokens=sum(made["tokens"]), token_source="continuous_usage",
+            input_tokens=100 + made["slot"], cached_tokens=made["slot"] % 3 * 30, rtt_us=400 + 100 * made["slot"],
+            output_tokens=sum(made["tokens"]), token_source="continuous_usage",
             max_tokens=200, error="upstream failed, id 77" if made["outcome"] == "http_5xx" else None,
         )  # fmt: skip
 
@@ -142,6 +143,9 @@ class Node:
             utilization_percent=[rng.random() * 100, None],
             memory_used_bytes=[1 << 30, 2 << 30], memory_total_bytes=[4 << 30, 4 << 30],
             power_watts=[300.0, rng.random() * 100], throttle_bits=[0x4 if rng.random() < 0.4 else 0, 0x1],
+            power_limit_watts=[305.0, None], sm_clock_mhz=[1500 + t // S % 7, 345], pstate=[0, 8],
+            thermal_margin_c=[float(t // S % 40), None], throttle_ns={"power_cap": [t * 300, None]},
+            memory_utilization_percent=[80.0, 0.0],
         )  # fmt: skip
         if rng.random() < 0.02:
             self.counters = dict.fromkeys(self.counters, 0.0)
@@ -187,7 +191,7 @@ def session(seed: int, seconds: int = 75, workers: int = 2, streams: int = 3, tr
     per_chunk = rng.choice((1, 1, 4))
     load = [Worker(f"load{index}", rng) for index in range(workers)]
     node, hand = Node(rng), Hand(rng, streams)
-    gpus = {"gpus": [{"index": 0}, {"index": 1}]}
+    gpus = {"gpus": [{"index": 0, "sm_clock_max_mhz": 1980}, {"index": 1}], "serves_target": True}
     out: list[Event] = [
         header(slo=["ttft<300ms", "tpot<60ms"]),
         Phase(t=0, name="ready", level=0, concurrency=streams),
