@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lpxtop.errors import RecordingError, UsageError
+from lpxtop.errors import UsageError
 from lpxtop.events.records import (
     AnyEvent,
     Arrivals,
@@ -29,7 +29,7 @@ from lpxtop.events.records import (
     Source,
     Unknown,
 )
-from lpxtop.metrics import definitions, screen, slo
+from lpxtop.metrics import definitions, picture, screen, slo
 from lpxtop.metrics.arrivals import Cell, into_cells
 from lpxtop.metrics.client import ClientTotals, LoadSources
 from lpxtop.metrics.counts import RequestCounts
@@ -46,7 +46,6 @@ from lpxtop.metrics.streams import Stream, Streams, is_buffered
 from lpxtop.metrics.sums import ServerSums, Sums
 from lpxtop.metrics.view import RunView
 
-_KEYFRAME_VERSION = 1
 _DEFAULT_SETTLE_S = 2.0
 
 
@@ -75,7 +74,7 @@ class RunState:
         self.load = LoadSources()
         self.gpus: dict[str, GpuSource] = {}
         self.servers: dict[str, ServerSource] = {}
-        self._second = 0
+        self.second = 0
         self._folds: dict[type, Callable[[Any], None]] = {
             Header: self._header, Source: self._source, Phase: self._phase, Control: self._control,
             Request: self._request, Arrivals: self._arrivals, Finished: self._finished, LoadSample: self._load_sample,
@@ -105,9 +104,9 @@ class RunState:
             return
         self.t = t
         second = t // SLOT_US
-        if second == self._second:
+        if second == self.second:
             return
-        self._second = second
+        self.second = second
         self.ring.touch(second)
         self.timeline.forget(t - KEPT * SLOT_US)
         for level in self.timeline.to_freeze(t):
@@ -128,7 +127,7 @@ class RunState:
         if event.kind == "load":
             self.load.source(event)
         elif event.kind == "gpu":
-            self._gpu_source(event.src).source(event)
+            self.gpu_source(event.src).source(event)
             if event.state in ("failed", "unavailable"):
                 self.gpu_note = event.text or f"GPU source {event.state}"
             elif event.state == "joined":
@@ -158,7 +157,7 @@ class RunState:
     def _slot(self, t: int) -> Slot | None:
         """The slot that owns `t`; None, and counted, when it is too old; None when it lies in the future."""
         second = t // SLOT_US
-        if second > self._second + 1:
+        if second > self.second + 1:
             return None
         slot = self.ring.at(second)
         if slot is None:
@@ -317,7 +316,7 @@ class RunState:
         if self.client_totals is not None and self.timeline.at(event.t)[0].kind in ("settle", "steady", "drain"):
             self.client_totals.sample(event)
 
-    def _gpu_source(self, src: str) -> GpuSource:
+    def gpu_source(self, src: str) -> GpuSource:
         source = self.gpus.get(src)
         if source is None:
             source = self.gpus[src] = GpuSource(src)
@@ -329,7 +328,7 @@ class RunState:
             self.gpu_note = None
         slot = self._slot(event.t)
         sums = self._sums(event.t, slot)
-        for t, level, text in self._gpu_source(event.src).sample(event, slot, measured, sums):
+        for t, level, text in self.gpu_source(event.src).sample(event, slot, measured, sums):
             self.log.add(t, level, text)
 
     def _server(self, event: Server) -> None:
@@ -353,26 +352,7 @@ class RunState:
     def snapshot(self) -> dict[str, Any]:
         """What a keyframe carries: all that the screen shows, and of the chart's slots those changed since the last
         snapshot. JSON-able, and independent of what the state does next."""
-        state = {
-            "v": _KEYFRAME_VERSION,
-            "t": self.t,
-            "second": self._second,
-            "reason": self.reason,
-            "target": self.target,
-            "rate": self.rate,
-            "unknown_events": self.unknown_events,
-            "late_events": self.late_events,
-            "gpu_note": self.gpu_note,
-            "ring": self.ring.snapshot(),
-            "timeline": self.timeline.snapshot(),
-            "streams": self.streams.snapshot(self.t, self.timeline.parts),
-            "counts": self.counts.snapshot(),
-            "log": self.log.snapshot(),
-            "load": self.load.snapshot(),
-            "gpus": {src: source.snapshot() for src, source in self.gpus.items()},
-            "servers": {src: source.snapshot() for src, source in self.servers.items()},
-        }
-        return _copy(state)
+        return picture.of(self)
 
     @classmethod
     def restore(
@@ -383,27 +363,10 @@ class RunState:
         Exact for the screen; it has no exact counts, a summary needs a fold of the whole recording. Raises
         RecordingError for a keyframe that another version wrote.
         """
-        chain = [_copy(keyframe.state) for keyframe in keyframes]
-        if not chain or any(link.get("v") != _KEYFRAME_VERSION for link in chain):
-            raise RecordingError("the recording's keyframes are of another version", "replay it from the start")
         self = cls(exact=False, window_s=window_s)
         if header is not None:
             self._header(header)
-        last = chain[-1]
-        self.t, self._second = last["t"], last["second"]
-        for name in ("reason", "target", "rate", "unknown_events", "late_events", "gpu_note"):
-            setattr(self, name, last[name])
-        self.ring = Ring.restore(link["ring"] for link in chain)
-        self.timeline.restore(last["timeline"])
-        self.streams.restore(last["streams"], self.t, self.timeline.parts)
-        self.counts = msgspec.convert(last["counts"], RequestCounts)
-        self.log.restore(last["log"])
-        self.load.restore(last["load"])
-        for src, state in last["gpus"].items():
-            self._gpu_source(src).restore(state)
-        for src, state in last["servers"].items():
-            self.servers[src] = ServerSource(src)
-            self.servers[src].restore(state)
+        picture.fill(self, [keyframe.state for keyframe in keyframes])
         return self
 
 
@@ -416,8 +379,3 @@ def _terms(texts: Sequence[str]) -> tuple[slo.Term, ...]:
         except UsageError:
             continue
     return tuple(found)
-
-
-def _copy(state: dict[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(state))
-    return copied
