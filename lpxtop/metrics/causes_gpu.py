@@ -15,8 +15,10 @@ BUSY_SAMPLES = 4
 """Busy samples a rule needs: 2 s at the slowest rate of the probes."""
 CAPPED_BITS, CAPPED_TIME = 0.25, 0.10
 """Power wall: share of busy samples with the bit, or of time by the driver's counter (gpu.md 2.4 rule 1)."""
-AT_LIMIT, FAR_BELOW_LIMIT = 0.97, 0.80
-"""Mean power against the enforced limit: at the wall (rule 1), or capped by something else (rule 2)."""
+AT_LIMIT = 0.97
+"""Mean power against the enforced limit at the wall (rule 1)."""
+LOST_CLOCK = 0.02
+"""A cap below the limit (rule 2) must cost clock to be a cause: bits flash when the load comes in bursts."""
 HOT_SAMPLES, HOT_TIME = 2, 0.01
 HOT_MARGIN_C = 5.0
 """Thermal wall: the bit (two samples: a flash is none), the counter, or a margin this small (rule 3). A margin of 0 or
@@ -94,7 +96,12 @@ def power_wall(evidence: Evidence) -> Finding | None:
 
 
 def power_capped_elsewhere(evidence: Evidence) -> Finding | None:
-    found = [gpu for gpu in _busy(evidence) if _capped(gpu) and (_of_limit(gpu) or 1.0) < FAR_BELOW_LIMIT]
+    """Capped, at the moment of the cap far below the limit, and slower for it."""
+    found = [
+        gpu
+        for gpu in _busy(evidence)
+        if gpu.capped_low / gpu.busy >= CAPPED_BITS and gpu.clock_lost >= LOST_CLOCK and _of_limit(gpu) is not None
+    ]
     gpu = _worst(found, lambda one: one.clock_lost)
     if gpu is None:
         return None
@@ -107,7 +114,7 @@ def power_capped_elsewhere(evidence: Evidence) -> Finding | None:
         evidence={
             "power_watts": gpu.power_watts,
             "power_limit_watts": gpu.power_limit_watts,
-            "capped_share_ratio": gpu.share(*_POWER),
+            "capped_share_ratio": gpu.capped_low / gpu.busy,
             **_clock_evidence(gpu, found),
         },
     )

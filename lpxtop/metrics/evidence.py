@@ -44,6 +44,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     margin_c: float | None = None  # lowest
     pstate: float | None = None  # highest number: lowest performance
     held: dict[str, int] = {}  # busy samples per throttle reason
+    capped_low: int = 0  # busy samples power-capped far below the limit
     held_share: dict[str, float] = {}  # of the counters, per reason
     persistence: bool | None = None
 
@@ -230,6 +231,7 @@ def _gpu(source: GpuSource, gpu: int, row: GpuSums) -> GpuFacts:
         margin_c=row.margin_c.low if row.margin_c.n else None,
         pstate=row.pstate.high if row.pstate.n else None,
         held=dict(row.held),
+        capped_low=row.capped_low,
         held_share={reason: held_s / row.counted_s for reason, held_s in row.held_s.items()} if row.counted_s else {},
         persistence=known.get("persistence"),
     )

@@ -156,7 +156,7 @@ class GpuSource:
         took_us = 0 if before is None else event.t - before.t
         for gpu in range(count):
             row = sums.of_gpu(self.src, gpu)
-            row.sample(event, gpu)
+            row.sample(event, gpu, self.inventory[gpu].get("power_limit_watts") if gpu < len(self.inventory) else None)
             if before is None or not 0 < took_us <= _GAP_US:
                 continue
             busy = [(cell(sample.utilization_percent, gpu) or 0.0) >= BUSY_PERCENT for sample in (before, event)]

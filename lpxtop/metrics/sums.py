@@ -20,6 +20,8 @@ BUSY_PERCENT = 70.0
 """A GPU sample counts as busy from here on (gpu.md 2.4: the rules look at a busy window, utilisation ≥ 70 %)."""
 STALLED_S, NO_FIRST_TOKEN_S = 5.0, 30.0
 """Silence that is a stall: after a first token, and before one (a long prompt takes its time)."""
+FAR_BELOW_LIMIT = 0.80
+"""Power against the limit below which a power cap is not the driver's own (gpu.md 2.4 rule 2)."""
 KV_FULL = 0.9
 """KV usage above which the cache counts as full (the design's rule of queueing)."""
 
@@ -52,21 +54,25 @@ class Range(msgspec.Struct, array_like=True):
 
 
 class GpuSums(msgspec.Struct, omit_defaults=True):
-    """One GPU. `of` holds utilisation over all samples, power, clock and temperature over the busy ones; `held` counts
-    busy samples by reason, `held_s` the counters' seconds of `counted_s`; `busy_s` is the time between busy samples."""
+    """One GPU. `of` holds utilisation over all samples, power, clock and temperature over the busy ones.
+
+    `held` counts busy samples by throttle reason, `capped_low` those power-capped far below the limit; `held_s` are the
+    driver's counters over `counted_s`; `busy_s` is the time between busy samples.
+    """
 
     samples: int = 0
     busy: int = 0
     busy_s: float = 0.0
     of: dict[str, Range] = {}
     held: dict[str, int] = {}
+    capped_low: int = 0
     held_s: dict[str, float] = {}
     counted_s: float = 0.0
     margin_c: Range = msgspec.field(default_factory=Range)
     pstate: Range = msgspec.field(default_factory=Range)
 
-    def sample(self, event: Gpu, gpu: int) -> None:
-        """One sample of a GPU, by its place in the columns."""
+    def sample(self, event: Gpu, gpu: int, limit_watts: float | None = None) -> None:
+        """One sample of a GPU, by its place in the columns; `limit_watts` holds where the sample has no limit."""
         self.samples += 1
         for name in _OF_EVERY_SAMPLE:
             self._value(name, _cell(event, name, gpu))
@@ -85,6 +91,10 @@ class GpuSums(msgspec.Struct, omit_defaults=True):
         for bit, word in THROTTLE_WORDS.items():
             if bits is not None and bits & bit:
                 self.held[word] = self.held.get(word, 0) + 1
+        power, limit = _cell(event, "power_watts", gpu), _cell(event, "power_limit_watts", gpu)
+        limit = limit_watts if limit is None else limit
+        if bits is not None and bits & 0x4 and power is not None and limit is not None:
+            self.capped_low += power < FAR_BELOW_LIMIT * limit
 
     def _value(self, name: str, value: float | None) -> None:
         if value is not None:
@@ -103,6 +113,7 @@ class GpuSums(msgspec.Struct, omit_defaults=True):
         self.samples += other.samples
         self.busy += other.busy
         self.busy_s += other.busy_s
+        self.capped_low += other.capped_low
         self.counted_s += other.counted_s
         for name, values in other.of.items():
             self.of.setdefault(name, Range()).join(values)
