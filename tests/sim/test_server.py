@@ -70,6 +70,8 @@ def test_speculative_decoding_sends_several_tokens_per_chunk():
 
     content = [event for event in got[:-2] if event["choices"][0].get("delta", {}).get("content")]
     assert len(content) == 4
+    texts = [event["choices"][0]["delta"]["content"] for event in content]
+    assert all(len(text.split()) >= tokens for text, tokens in zip(texts, (1, 4, 4, 3), strict=True))
     assert got[-2]["usage"]["completion_tokens"] == 12
 
 

@@ -103,6 +103,15 @@ def test_latencies_agree_with_the_log_and_their_parts_with_each_other(scraped):
     assert seconds("request_inference_time") == pytest.approx(parts - seconds("request_queue_time"), abs=1e-6)
 
 
+def test_buckets_hold_what_is_at_most_their_edge(scraped):
+    """Answers of 1, 4, 9 and 25 tokens, cumulative: an edge counts its own value."""
+    values, *_ = parsed(scraped[0])
+
+    edges = {"1.0": 1, "2.0": 1, "5.0": 2, "10.0": 3, "20.0": 3, "50.0": 4, "+Inf": 4}
+    found = {le: total(values, "vllm:request_generation_tokens_bucket", le=le) for le in edges}
+    assert found == edges
+
+
 def test_it_says_that_it_is_simulated_and_when_it_began(scraped):
     """A comment in the first line; the start time tells restarts apart."""
     text = scraped[0]

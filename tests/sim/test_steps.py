@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from itertools import pairwise
 from statistics import mean, median
 
@@ -60,6 +61,17 @@ async def test_steps_do_not_drift():
 
     took = record["writes"][-1] - record["writes"][0]
     assert took == pytest.approx(1e9, rel=0.03)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere steps end in whole milliseconds")
+async def test_a_fast_engine_has_its_own_rhythm_not_the_loops():
+    """Steps of 2.5 ms are 2.5 ms each, not now 2 and then 3."""
+    with server("--stamp", "--engine", json.dumps(STEADY | {"step_base_s": 0.0025})) as url:
+        await stream(url, max_tokens=300)
+        (record,) = truth(url)
+
+    off = [abs(b - a - 2.5e6) for a, b in pairwise(record["writes"])]
+    assert median(off) < 0.25e6
 
 
 async def test_itl_is_the_formulas():
