@@ -169,7 +169,8 @@ class ServerMetricsSource:
                 problems.append(problem)
         if unknown is not None:
             return unknown, f"metrics of a server that is not in the table, at {scrape.shown(unknown)}", True
-        return None, self._why_none(own[0], str(problems[0])), any(problem.there for problem in problems)
+        # an origin that came up between two of the questions may well have what the first one asked for
+        return None, self._why_none(own[0], str(problems[0])), all(problem.there for problem in problems[: len(own)])
 
     def _recognises(self, text: str) -> bool:
         """Whether these are metrics of a server in the table. Raises NoMetrics for no metrics at all."""

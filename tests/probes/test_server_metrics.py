@@ -170,6 +170,20 @@ async def test_an_endpoint_that_is_not_up_yet():
     assert "no server metrics at" in events[0].text
 
 
+async def test_an_endpoint_that_comes_up_between_two_questions():
+    """The first path dropped, the others not found: the search goes on, and the first path is found next time."""
+
+    def page(n: int) -> Page:
+        if n == 1:
+            raise ConnectionError("not up yet")
+        return Page(VLLM)
+
+    async with MetricsServer({"/metrics": page}) as server:
+        events = await collect(ServerMetricsSource(server.url, 0, hz=50), 1)
+
+    assert [event.state for event in events if isinstance(event, Source)] == ["failed", "joined"]
+
+
 async def test_dynamo_before_its_first_request():
     """A page with metrics nobody knows is kept: the server's own appear with the first request."""
     pages = [

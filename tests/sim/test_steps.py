@@ -114,8 +114,10 @@ async def test_the_gpu_is_busy_with_the_engine_and_rests_after_it():
     with server("--engine", '{"step_base_s": 0.01}') as url:
         before = json.loads(get(f"{url}/sim/gpu"))["columns"]
         load = asyncio.create_task(stream(url, max_tokens=400, messages=[{"role": "user", "content": "x" * 8000}]))
-        await asyncio.sleep(1.7)
-        during = json.loads(get(f"{url}/sim/gpu"))["columns"]
+        during = before
+        while during["utilization_percent"][0] < 95 and not load.done():  # it rises with half a second's inertia
+            await asyncio.sleep(0.1)
+            during = json.loads(await asyncio.to_thread(get, f"{url}/sim/gpu"))["columns"]
         load.cancel()
         async with httpx.AsyncClient() as client:
             for _ in range(60):
